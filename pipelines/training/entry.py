@@ -1,6 +1,6 @@
-"""Functions that the driver sends to the workers; only there do they import the code of training.
+"""The functions that the driver sends to the workers; they import the code of training only there.
 
-The driver has no use for TensorFlow, whose import costs ten seconds and a GPU's memory.
+The driver does not need TensorFlow, and its import takes ten seconds and a GPU's memory.
 """
 
 from collections.abc import Sequence

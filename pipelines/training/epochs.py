@@ -1,4 +1,4 @@
-"""The epochs of a run on one rank, and the checkpoints within each."""
+"""The epochs of a run on one rank, and the checkpoints inside each epoch."""
 
 import functools
 import time
@@ -27,18 +27,18 @@ from pipelines.training.tracing.tracer import StepTracer
 
 @dataclass(frozen=True)
 class Place:
-    """Which epoch is trained, and what was done of it before this attempt."""
+    """The epoch that is trained, and the part of it that was done before this attempt."""
 
     epoch: int
     """Index of the epoch, from 0."""
     epochs: int
     steps: int
-    """Steps of one epoch."""
+    """Number of steps per epoch."""
     resumed_from: TrainingState
 
     @property
     def start_step(self) -> int:
-        """Steps of this epoch that the checkpoint already has."""
+        """Number of steps of this epoch that the checkpoint contains."""
         return self.resumed_from.step - self.epoch * self.steps if self.is_first else 0
 
     @property
@@ -58,13 +58,13 @@ class Place:
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the first one that this process trains."""
+        """Whether this epoch is the first one that this process trains."""
         return self.epoch == self.resumed_from.epochs_done
 
 
 @dataclass(frozen=True)
 class EpochKeeper:
-    """Keeps the state within an epoch in memory, and after its last step; see `StepSaver`."""
+    """Writes in-memory checkpoints inside an epoch and after its last step; see `StepSaver`."""
 
     recovery: Recovery
     initial: TrainingState
@@ -73,11 +73,11 @@ class EpochKeeper:
     place: Place
 
     def is_due(self, step: int) -> bool:
-        """Whether a state is kept after so many optimizer steps; the same on every rank."""
+        """Return whether an in-memory checkpoint is due after `step` optimizer steps; the same on every rank."""
         return step % self.recovery.every_steps == 0 or step % self.place.steps == 0
 
     def save(self, step: int, losses: LossTotal, seconds: float) -> None:
-        """Keep the state of an unfinished epoch."""
+        """Write the state of an unfinished epoch."""
         state = replace(
             self.initial,
             epochs_done=self.place.epoch,
@@ -91,7 +91,7 @@ class EpochKeeper:
         self.recovery.keep(state)
 
     def close_epoch(self) -> None:
-        """Keep the state after the epoch."""
+        """Write the state after the epoch."""
         epochs = self.place.epoch + 1
         state = replace(self.initial, epochs_done=epochs, step=epochs * self.place.steps, history=self.history)
         self.recovery.keep(state)
@@ -99,11 +99,11 @@ class EpochKeeper:
 
 @dataclass(frozen=True)
 class EpochSaver:
-    """Writes checkpoints within an epoch; the one at its end is written when it has been evaluated."""
+    """Writes checkpoints inside an epoch; the checkpoint at its end is written after the evaluation."""
 
     checkpoints: Checkpoints
     come_together: Callable[[], None]
-    """The same as in `Rank`."""
+    """See `Mode.come_together`."""
     record: Record | None
     measurements: StepMeasurements
     history: list[dict[str, float]]
@@ -111,12 +111,12 @@ class EpochSaver:
     every_steps: int | None
 
     def is_due(self, step: int) -> bool:
-        """Whether the setting asks for a checkpoint after so many optimizer steps."""
+        """Return whether the setting asks for a checkpoint after `step` optimizer steps."""
         return self.every_steps is not None and step % self.every_steps == 0 and step % self.place.steps != 0
 
     def save(self, step: int, losses: LossTotal, seconds: float) -> None:
         """Write a checkpoint of an unfinished epoch; every rank makes the same call."""
-        # A checkpoint holds one set of moving statistics, so that training is the same if it is resumed from here.
+        # A checkpoint holds one set of moving statistics. Training continues with it here, as after a resume.
         self.come_together()
         everyones = losses.over_ranks(self.checkpoints.collective)
         if self.record is not None:
@@ -135,7 +135,7 @@ class EpochSaver:
 
 
 def make_progress_report(collective: HorovodCollective, place: Place) -> Callable[[Progress], None]:
-    """Return the function that reports rank 0's progress to the driver, and a sign of life from every other rank."""
+    """Return the function that reports rank 0's progress to the driver; other ranks send a sign of life."""
 
     def report_progress(progress: Progress) -> None:
         if collective.rank == 0:
@@ -161,15 +161,15 @@ class Epochs:
 
     rank: Rank
     record: Record | None
-    """None on all ranks but 0."""
+    """The record of the run; None on all ranks but 0."""
     measurements: StepMeasurements
     sampler: SystemSampler | None
     tracer: StepTracer | None
     before_step: Callable[[Rank, int], None] = lambda rank, step: None
-    """Called before each optimizer step, with this rank and the number of steps done."""
+    """Called before each optimizer step with this rank and the number of completed steps."""
 
     def train(self, start: TrainingState) -> list[dict[str, float]]:
-        """Train every epoch that is left; return the history, which is whole on rank 0 only."""
+        """Train the remaining epochs and return the history, which is complete on rank 0 only."""
         history = list(start.history)
         epochs, steps = self.rank.config.training.epochs, self.rank.steps
         has_trained, began = False, time.perf_counter()
@@ -179,7 +179,7 @@ class Epochs:
             if self._may_stop_before(epoch, start) and self.rank.stop.is_requested_now():
                 raise StoppedOnRequest(f"stopped after step {max(self._step_of_all(start), epoch * steps)}")
             has_trained, began = True, self._train_one(Place(epoch, epochs, steps, start), history, began)
-        # What is within an epoch has no evaluation: training has ended there for an earlier epoch's sake.
+        # A checkpoint inside an epoch has no evaluation. Training stopped there because an earlier epoch was the best.
         if not has_trained and start.step == start.epochs_done * steps:
             evaluations = self._validate(start.step)
             if self.record is not None:
@@ -189,38 +189,38 @@ class Epochs:
         return history
 
     def _may_stop_before(self, epoch: int, start: TrainingState) -> bool:
-        """Whether all that was trained before this epoch is in a checkpoint; the same on every rank.
+        """Return whether a checkpoint contains all steps before this epoch; the same on every rank.
 
-        What ranks have kept in memory within an epoch is not: they take a step more, after which all stop together and
-        write a checkpoint.
+        In-memory checkpoints inside an epoch do not count. The ranks then take one more step, stop together and write a
+        checkpoint.
         """
         return self.rank.recovery is None or self._step_of_all(start) <= epoch * self.rank.steps
 
     def _step_of_all(self, start: TrainingState) -> int:
-        """Steps after which the ranks were together last: in place, each may continue from a later step of its own."""
+        """Return the step at which the ranks last came together; in place, a rank may continue from a later step."""
         return start.step if self.rank.recovery is None else self.rank.mode.block(start.step)
 
     def _is_over(self, history: list[dict[str, float]]) -> bool:
         selection = self.rank.config.training.selection
         if selection.patience is None:
             return False
-        # Only rank 0 knows the epochs of an earlier attempt.
+        # Only rank 0 has the history of an earlier attempt.
         return bool(self.rank.parts.collective.broadcast_number(int(is_over(history, selection))))
 
     def _validate(self, step: int) -> Mapping[str, Evaluation]:
-        """Validate after so many optimizer steps; where the latest one has made the weights useless, say so."""
+        """Validate after `step` optimizer steps; the error names the step if the predictions are not finite."""
         try:
             return self.rank.validate()
         except FloatingPointError as error:
             raise FloatingPointError(f"{error} in validation after step {step}: {REMEDY}") from None
 
     def _changes_size(self, place: Place) -> bool:
-        """Whether this process has just trained an epoch whose images had another size."""
+        """Return whether this process trained the previous epoch with images of another size."""
         sizes = self.rank.sizes
         return not place.is_first and sizes[place.epoch] != sizes[place.epoch - 1]
 
     def _train_one(self, place: Place, history: list[dict[str, float]], began: float) -> float:
-        """Train and validate one epoch, which counts from the moment `began`; return when the next one begins."""
+        """Train and validate one epoch, timed from `began`; return the time at which the next epoch begins."""
         rank, collective = self.rank, self.rank.parts.collective
         end, keeper = (place.epoch + 1) * rank.steps, None
         if rank.recovery is not None:
@@ -253,7 +253,7 @@ class Epochs:
             is_last = number == place.epochs or is_over(history, rank.config.training.selection)
             last = history[-1]
             tell(EpochTrained(epoch=number, epochs=place.epochs, metrics=last, where=where, is_last=is_last))
-        # Last: an epoch whose checkpoint exists is recorded and was told.
+        # Last: an epoch with a checkpoint was recorded and reported to the driver.
         rank.checkpoints.save(epochs_done=place.epoch + 1, step=end, history=history, evaluations=evaluations)
         if self.record is not None:
             self.record.hold(end)
@@ -262,7 +262,7 @@ class Epochs:
         return ended
 
     def _train_steps(self, place: Place, history: list[dict[str, float]], keeper: EpochKeeper | None) -> EpochResult:
-        """Train the steps of one epoch that are left."""
+        """Train the remaining steps of one epoch."""
         rank, config, model = self.rank, self.rank.config, self.rank.parts.model
         every = config.training.checkpoint_every_steps
         saver = EpochSaver(

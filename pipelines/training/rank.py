@@ -1,4 +1,4 @@
-"""What one rank trains with, from the parts of its training to its checkpoints."""
+"""The objects that one rank trains with, from model and data to checkpoints."""
 
 import functools
 import logging
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Rank:
-    """What one rank trains with, made in the same order on every rank."""
+    """The objects that one rank trains with; every rank makes them in the same order."""
 
     config: RunConfig
     run: TrackedRun
@@ -49,9 +49,9 @@ class Rank:
     parts: Parts
     data: TrainingInput
     steps: int
-    """Steps of one epoch."""
+    """Number of steps per epoch."""
     sizes: Sequence[Size | None]
-    """Size of the images in each epoch; None: that of the dataset."""
+    """Size of the images in each epoch; None: the size in the dataset."""
     schedule: Schedule
     stop: StopAgreement
     clocks: StepClocks
@@ -70,13 +70,13 @@ class Rank:
 
 
 def make_rank(config: RunConfig, run: TrackedRun, checkpoint_folder: AnyPath, shortage: Shortage) -> Rank:
-    """Join the ranks, and make what this one trains with; every rank makes the same call.
+    """Join the ranks and make the objects that this rank trains with; every rank makes the same call.
 
     Args:
         config: The whole configuration.
         run: The MLflow run.
         checkpoint_folder: Folder or URL of this run's checkpoints.
-        shortage: Learns what the model needs, should the memory end.
+        shortage: Receives the memory needs of the model, for the error text if memory runs out.
     """
     parts = make_parts(config, checkpoint_folder)
     data = make_data(config, parts)
@@ -141,7 +141,7 @@ def _make_checkpoints(
     mode: Mode,
     further: Sequence[keras.Variable],
 ) -> Checkpoints:
-    """The checkpoints of this run; `further` are variables beside those of model, optimizer and mode."""
+    """Make the checkpoints of this run; `further` are variables that do not belong to model, optimizer or mode."""
     manifest, selection = parts.manifest, config.training.selection
     initial = TrainingState(
         epochs_done=0,

@@ -1,4 +1,4 @@
-"""What one rank does, from top to bottom; runs in a worker process of the launcher."""
+"""The training of one rank from start to end; it runs in a worker process of the launcher."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -44,18 +44,18 @@ def train_worker(
     *,
     before_step: Callable[[Rank, int], None] = lambda rank, step: None,
 ) -> TrainingSummary:
-    """Train on this rank; the same call on every rank.
+    """Train on this rank; every rank makes the same call.
 
     Args:
         config: The whole configuration.
-        run: The MLflow run, to which rank 0 writes.
-        checkpoint_folder: Folder or URL of this run's checkpoints, which every rank sees.
-        before_step: Called before each optimizer step, with this rank and the number of steps done.
+        run: The MLflow run that rank 0 writes to.
+        checkpoint_folder: Folder or URL of this run's checkpoints. Every rank can read and write it.
+        before_step: Called before each optimizer step with this rank and the number of completed steps.
 
     Raises:
-        FloatingPointError: Training diverged; names rank, step and the checkpoint to continue from.
-        StoppedOnRequest: A rank was asked to stop; every rank stopped after the same step.
-        MemoryError: This rank ran out of memory; names what would fit.
+        FloatingPointError: Training diverged. The error names rank, step and the checkpoint to continue from.
+        StoppedOnRequest: A rank was asked to stop. Every rank stopped after the same step.
+        MemoryError: This rank ran out of memory. The error names what would fit.
     """
     with shortage_explained(config) as shortage:
         rank = make_rank(config, run, checkpoint_folder, shortage)
@@ -69,12 +69,12 @@ def _train(rank: Rank, shortage: Shortage, before_step: Callable[[Rank, int], No
         history = _train_through(epochs, start)
     if record is None:
         return TrainingSummary("", history, "", 0)
-    with signs_of_life():  # the store's own limits hold for what is written to it
+    with signs_of_life():  # writes to the store have the store's own time limits
         return _finish(rank, record, history)
 
 
 def _begin(rank: Rank) -> tuple[TrainingState, Record | None]:
-    """Start at the first step, or after that of the newest checkpoint; with rank 0's record."""
+    """Start at the first step or resume from the newest checkpoint; return the state and rank 0's record."""
     rank.checkpoints.check_folder()
     start = rank.checkpoints.restore(resumes=rank.config.training.resume_run is not None)
     start = start.with_losses_of(rank.parts.collective.size, steps_per_epoch=rank.steps)
@@ -85,18 +85,18 @@ def _begin(rank: Rank) -> tuple[TrainingState, Record | None]:
         record.write_ranks(facts)
         record.write_absent(start.history, steps=rank.steps)
         if start.epochs_done < rank.config.training.epochs:
-            tell(Compiling())  # the first step reports nothing until it is done
+            tell(Compiling())  # the first step reports nothing until it finishes
     if rank.recovery is not None:
         rank.recovery.keep(start)
     return start, record
 
 
 def _take_over(rank: Rank, *, has_room: bool) -> tuple[TrainingState, Record | None]:
-    """Wait for the rank to die of which this is the spare, and start after the step that all ranks have kept."""
+    """Wait until the rank of this spare dies, then start from the in-memory checkpoint that all ranks have."""
     assert rank.recovery is not None, "the launcher holds spares where launch.recover asks for them"
     rank.mode.begin(0)
-    if rank.parts.collective.group.size == 1:  # a group of ranks is known once they have joined
-        # Of a spare that is started later, some epochs are past; after the last one no step is taken.
+    if rank.parts.collective.group.size == 1:  # the ranks of a group are known only after they have joined
+        # A spare that starts late skips the epochs that are done. After the last epoch no step is taken.
         left = rank.sizes[newest_step(rank.checkpoint_folder) // rank.steps :]
         step_ahead(rank.config, rank.parts, rank.trainer, left or rank.sizes[-1:], has_room=has_room)
     start = rank.recovery.take_over()
@@ -107,7 +107,7 @@ def _take_over(rank: Rank, *, has_room: bool) -> tuple[TrainingState, Record | N
 
 
 def _train_through(epochs: Epochs, start: TrainingState) -> list[dict[str, float]]:
-    """Train to the end; where a rank dies and its spare takes over, go on from what all ranks have kept."""
+    """Train to the end; after a spare takes over a dead rank, continue from the common in-memory checkpoint."""
     recovery = epochs.rank.recovery
     while True:
         try:
@@ -119,7 +119,7 @@ def _train_through(epochs: Epochs, start: TrainingState) -> list[dict[str, float
             if recovery is None or not is_lost:
                 raise
             _log.warning("rank %d lost another rank", epochs.rank.parts.collective.rank)
-        # Outside the handler: the error holds on to the batches of the step that has failed.
+        # Outside the handler, because the error refers to the batches of the failed step.
         start = recovery.rejoin()
         epochs.measurements.go_on_after(start.step)
         if epochs.record is not None:
@@ -127,7 +127,7 @@ def _train_through(epochs: Epochs, start: TrainingState) -> list[dict[str, float
 
 
 def _make_record(rank: Rank, step: int) -> Record | None:
-    """What rank 0 writes to the run, of which a checkpoint holds so many steps; None on other ranks."""
+    """Create rank 0's record. `step` is the number of steps that the checkpoint contains. Other ranks get None."""
     if rank.parts.collective.rank != 0:
         return None
     config, files = rank.config, membership.kept_memory()
@@ -145,7 +145,7 @@ def _make_record(rank: Rank, step: int) -> Record | None:
 def _make_epochs(
     rank: Rank, record: Record | None, start: TrainingState, before_step: Callable[[Rank, int], None]
 ) -> Epochs:
-    """What trains the epochs that are left."""
+    """Make the object that trains the remaining epochs."""
     config, parts = rank.config, rank.parts
     measurements = StepMeasurements(rank.clocks, record, parts.batch_norm_bytes)
     return Epochs(
@@ -159,7 +159,7 @@ def _make_epochs(
 
 
 def _make_tracer(rank: Rank, record: Record | None, done: int) -> StepTracer | None:
-    """What traces the steps of `training.trace_steps`; None where there are none."""
+    """Make the tracer of the steps in `training.trace_steps`; return None if no steps are traced."""
     config, marks, folder = rank.config, rank.mode.exchange.marks, rank.checkpoint_folder
     if config.training.trace_steps is None or marks is None:
         return None
@@ -178,21 +178,21 @@ def _make_tracer(rank: Rank, record: Record | None, done: int) -> StepTracer | N
 
 @contextmanager
 def _ends_explained(checkpoints: Checkpoints, record: Record | None, sampler: SystemSampler | None) -> Iterator[None]:
-    """Write the steps that led to a divergence, and say how to continue."""
+    """Write the steps that led to a divergence, and add to the error how to continue."""
     try:
         yield
     except (FloatingPointError, StoppedOnRequest) as error:
         if isinstance(error, StoppedOnRequest):
             checkpoints.collective.sum(np.zeros(1))  # no rank ends before rank 0 has written the checkpoint
-        # After a stop on request the steps since the checkpoint are trained, and then recorded, again.
+        # After a stop on request, the steps since the checkpoint are trained and recorded again.
         if record is not None and isinstance(error, FloatingPointError):
             record.write_last_steps(sampler.take() if sampler else [])
-        # Raised without its cause, which says nothing more.
+        # The cause is left out because it adds no information.
         raise type(error)(f"{error}; {checkpoints.how_to_continue()}") from None
 
 
 def _finish(rank: Rank, record: Record, history: list[dict[str, float]]) -> TrainingSummary:
-    """Log the model of the chosen epoch, and that with averaged weights; on rank 0."""
+    """Log the model of the chosen epoch and the model with averaged weights; only rank 0 calls this."""
     config, parts, checkpoints, steps = rank.config, rank.parts, rank.checkpoints, rank.steps
     selection, manifest, model = config.training.selection, parts.manifest, parts.model
     best = best_of(history, selection) if selection.model == "best" else None

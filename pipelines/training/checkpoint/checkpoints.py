@@ -51,7 +51,7 @@ REMEDY = (
     "lower the learning rate (optimizer.learning_rate or learning_rate_per_256), lengthen schedule.warmup, or choose "
     "an exchange.codec of a wider range"
 )
-"""What to do when training diverges."""
+"""The advice to users when training diverges."""
 _NONE = -1
 _log = logging.getLogger(__name__)
 
@@ -62,24 +62,24 @@ class Checkpoints:
 
     folder: AnyPath
     initial: TrainingState
-    """State of a run that has not started."""
+    """The state of a run that has not started."""
     variables: Sequence["keras.Variable | Scattered"]
-    """Variables of model and optimizer, which are the same on every rank or of which every rank has a part."""
+    """Variables of model and optimizer. Each is the same on every rank or divided among the ranks."""
     exchange: GradientExchange
     """The exchange, already built; its state differs between ranks."""
     collective: HorovodCollective
     best_step: Callable[[History], int | None] | None = None
-    """Returns, from the history, the optimizer steps of the checkpoint that is kept whatever its age; None: no such."""
+    """Returns the step of the checkpoint that is never deleted, from the history. None: there is no such checkpoint."""
     own: Sequence["keras.Variable"] = ()
-    """Variables that differ between ranks, as the training mode has it."""
+    """Variables of the training mode that differ between ranks."""
     newest: str = ""
     """Path of the newest checkpoint; only rank 0 knows it."""
 
     def check_folder(self) -> None:
-        """Find out before the first step whether every rank that writes can write, and whether checkpoints fit.
+        """Check before the first step that every writing rank can write, and that the checkpoints fit on the disk.
 
         Raises:
-            RuntimeError: The folder cannot be written, is too small, or is another folder on another rank.
+            RuntimeError: The folder cannot be written, is too small, or is a different folder on another rank.
         """
         rank, size = self.collective.rank, self.collective.size if self._has_rank_state else 1
         if rank < size:
@@ -90,19 +90,19 @@ class Checkpoints:
             self._check_that_ranks_share_the_folder()
 
     def restore(self, *, resumes: bool) -> TrainingState:
-        """Continue from the newest checkpoint if this run or attempt resumes; every rank gets the same variables.
+        """Load the newest checkpoint if this run or attempt resumes; every rank gets the same variables.
 
-        A checkpoint that is damaged, not finite, or lacks the file of a rank is passed over for the one before.
+        If a checkpoint is damaged, not finite, or lacks the file of a rank, the previous one is tried.
 
         Args:
             resumes: Whether a checkpoint must exist.
 
         Returns:
-            The state to continue from; history and losses are those of the checkpoint on rank 0 only.
+            The state to continue from. Only rank 0 gets history and losses of the checkpoint.
 
         Raises:
-            FileNotFoundError: No checkpoint exists and one must.
-            ValueError: The checkpoint is of another model, or, within an epoch, of samples in another order.
+            FileNotFoundError: No checkpoint exists although one must.
+            ValueError: The checkpoint is of another model, or was written within an epoch with another sample order.
         """
         state = self.initial
         if resumes or attempt() > 1:
@@ -123,21 +123,21 @@ class Checkpoints:
         epoch_payload_bytes: float = 0.0,
         evaluations: Mapping[str, Evaluation] = MappingProxyType({}),
     ) -> None:
-        """Write a checkpoint; it counts once the part of the last rank is written.
+        """Write a checkpoint; it is complete after all ranks have written their parts.
 
-        At the end of an epoch it holds the thresholds that `evaluations` of the validation split give.
+        At the end of an epoch it holds the thresholds from `evaluations` of the validation split.
 
         Raises:
-            FloatingPointError: A value is not finite; nothing is written. Names rank and step.
+            FloatingPointError: A value is not finite, and nothing is written. The error names rank and step.
             RuntimeError: The files cannot be written, or ranks write to different disks.
         """
         with self._failures_explained(step):
-            # The other ranks let go of each whole at once; rank 0 holds all of them until they are written.
+            # Other ranks free each gathered variable at once. Rank 0 holds all of them until they are written.
             gathered = (gather(each, self.collective) for each in self.variables)
             wholes = [each for each in gathered if self.collective.rank == 0]
             if self._has_rank_state:
                 save_rank_state(self.folder, step, self.collective.rank, rank_state(self.exchange, self.own))
-                self.collective.sum(np.zeros(1))  # every part is written before the checkpoint that relies on it
+                self.collective.sum(np.zeros(1))  # all parts are written before the checkpoint that needs them
             if self.collective.rank != 0:
                 return
             ranks = self.collective.size if self._has_rank_state else 0
@@ -158,7 +158,7 @@ class Checkpoints:
             self.newest = str(save_checkpoint(self.folder, state, wholes, spared=spared))
 
     def thresholds(self, step: int) -> Thresholds:
-        """Return those of the checkpoint at the end of an epoch; none where it cannot be read."""
+        """Return the thresholds in the checkpoint after `step` steps; none if it cannot be read."""
         path = checkpoint_path(self.folder, step)
         try:
             return read_state(path).thresholds
@@ -167,10 +167,10 @@ class Checkpoints:
             return {}
 
     def take_best(self, step: int) -> None:
-        """Set the variables of this rank to those of the best epoch; what the exchange keeps stays as it is.
+        """Set the variables of this rank to those of the best epoch; the state of the exchange does not change.
 
         Raises:
-            RuntimeError: Its checkpoint is missing or damaged.
+            RuntimeError: The checkpoint of the best epoch is missing or damaged.
         """
         path = checkpoint_path(self.folder, step)
         try:
@@ -183,7 +183,7 @@ class Checkpoints:
         assign_arrays(path, arrays, self.variables)
 
     def how_to_continue(self) -> str:
-        """What to set to continue this run, and from which checkpoint it then continues."""
+        """Return the text that says how to continue this run, and from which checkpoint."""
         written = list_checkpoints(self.folder)
         if not written:
             return "no checkpoint was written yet: start the training again"
@@ -194,7 +194,7 @@ class Checkpoints:
         return bool(self.exchange.codec.collectives) or bool(self.own)
 
     def _checkpoint_bytes(self) -> int:
-        """Size of one checkpoint with the exchange states of all ranks, of which each is as large as this one."""
+        """Return the size of one checkpoint with the exchange states of all ranks, which have the same size."""
         shared = sum(np.prod(variable.shape) * np.dtype(variable.dtype).itemsize for variable in self.variables)
         own = sum(variable.shape.num_elements() * variable.dtype.size for variable in self.exchange.variables)
         own += sum(np.prod(variable.shape) * np.dtype(variable.dtype).itemsize for variable in self.own)
@@ -207,7 +207,7 @@ class Checkpoints:
         own = mark(self.collective.rank)
         try:
             own.touch()
-            self.collective.sum(np.zeros(1))  # every rank has made its mark
+            self.collective.sum(np.zeros(1))  # every rank has created its file
             missing = [rank for rank in range(self.collective.size) if not mark(rank).is_file()]
             if self.collective.rank == 0 and missing:
                 raise RuntimeError(elsewhere(missing[0], self.folder))
@@ -216,7 +216,7 @@ class Checkpoints:
             own.unlink(missing_ok=True)
 
     def _restore_newest(self, *, must_exist: bool) -> TrainingState:
-        """Restore the newest checkpoint that is good on every rank; rank 0 reads it, each rank its exchange state."""
+        """Restore the newest checkpoint that is valid on every rank; rank 0 reads it, each rank its exchange state."""
         candidates = readable_checkpoints(self.folder) if self.collective.rank == 0 else iter(())
         unused = [rank_state(self.exchange, self.own)] * self.collective.size if self._has_rank_state else []
         while True:
@@ -248,7 +248,7 @@ class Checkpoints:
         return self.initial
 
     def _all_ranks_load_their_state(self, step: int, ranks: int) -> bool:
-        """Load the exchange state of a checkpoint; whether every rank could."""
+        """Load the exchange state of a checkpoint and return whether every rank succeeded."""
         if not ranks:
             return True
         path = checkpoint_path(self.folder, step)
@@ -273,7 +273,7 @@ class Checkpoints:
         return state
 
     def _spread(self, arrays: Arrays | None) -> None:
-        """Let every rank take its parts of the variables that ranks divide, from the arrays of rank 0."""
+        """Send every rank its parts of the divided variables, from the arrays of rank 0."""
         for position, variable in enumerate(self.variables):
             if isinstance(variable, Scattered):
                 whole = None if arrays is None else arrays[array_name(position, variable)]
@@ -281,7 +281,7 @@ class Checkpoints:
 
     @contextmanager
     def _failures_explained(self, step: int) -> Iterator[None]:
-        """Say which rank and step failed, why, and how to continue; remove the parts of a failed checkpoint."""
+        """Add rank, step, reason and remedy to an error, and remove the parts of the failed checkpoint."""
         try:
             yield
         except FloatingPointError as error:
@@ -296,6 +296,6 @@ class Checkpoints:
             raise RuntimeError(text) from error
 
     def _remove_parts(self, step: int) -> None:
-        """Remove the parts of a checkpoint that failed, unless an earlier attempt has written the same one whole."""
+        """Remove the parts of a failed checkpoint, unless an earlier attempt has completed the same checkpoint."""
         if not checkpoint_path(self.folder, step).is_file():
             remove_rank_states(self.folder, step)

@@ -1,4 +1,4 @@
-"""The files of checkpoints: their names, and how they are written whole, read, listed and removed, also behind URLs."""
+"""The files of checkpoints: names, atomic writes, reading, listing and removal, also behind URLs."""
 
 import errno
 import lzma
@@ -21,7 +21,7 @@ from pipelines.storage.remote_path import AnyPath, RemotePath
 from pipelines.storage.whole_files import copy_whole, takes_whole_files_only
 
 DAMAGE = (OSError, ValueError, KeyError, EOFError, TypeError, FloatingPointError, zipfile.BadZipFile)
-"""What reading a damaged file may raise."""
+"""Exceptions that reading a damaged file may raise."""
 NO_DAMAGE = (PermissionError,)
 _MORE_SPACE = "free some space, or set training.output to a larger disk"
 _NAME = re.compile(r"step-(\d{8})\.npz")
@@ -35,23 +35,23 @@ class DamagedError(RuntimeError):
 
 
 def checkpoint_path(folder: AnyPath, step: int) -> AnyPath:
-    """Path of the checkpoint after `step` optimizer steps."""
+    """Return the path of the checkpoint after `step` optimizer steps."""
     return folder / f"step-{step:08d}.npz"
 
 
 def list_checkpoints(folder: AnyPath) -> list[AnyPath]:
-    """Checkpoints of a run, oldest first."""
+    """List the checkpoints of a run, oldest first."""
     found: list[AnyPath] = [path for path in folder.glob("step-*.npz") if _NAME.fullmatch(path.name)]
     return sorted(found, key=lambda path: path.name)
 
 
 def rank_path(checkpoint: AnyPath, rank: int) -> AnyPath:
-    """Path of one rank's exchange state beside a checkpoint."""
+    """Return the path of one rank's exchange state beside a checkpoint."""
     return checkpoint.with_name(f"{checkpoint.stem}.rank-{rank:05d}.npz")
 
 
 def elsewhere(rank: int, folder: AnyPath) -> str:
-    """The error text for a rank whose file is not where rank 0 looks for it."""
+    """Return the error text for a rank whose file is not in rank 0's folder."""
     return f"rank {rank} wrote elsewhere than {folder}: set training.output to storage that all hosts mount"
 
 
@@ -59,7 +59,7 @@ def refuse_non_finite(arrays: Mapping[str, NDArray[Any]]) -> None:
     """Check that every value is finite.
 
     Raises:
-        FloatingPointError: Names the first array with a value that is not finite.
+        FloatingPointError: A value is not finite. The error names the first such array.
     """
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -67,11 +67,11 @@ def refuse_non_finite(arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def check_writable(folder: AnyPath, needed_bytes: int = 0) -> None:
-    """Create the folder, write a file there and remove it, and compare the free space.
+    """Create the folder, and check that it can be written and that its disk has enough free space.
 
     Args:
         folder: Folder of `training.output`, or of one run in it.
-        needed_bytes: Space that checkpoints will take, as far as it is known.
+        needed_bytes: Space that checkpoints will take, as far as known.
 
     Raises:
         RuntimeError: The folder cannot be written, or its disk has less free space.
@@ -107,7 +107,7 @@ def check_writable(folder: AnyPath, needed_bytes: int = 0) -> None:
 
 
 def write_failure(folder: AnyPath, error: OSError) -> str:
-    """The error text for a checkpoint that could not be written; its caller adds how to continue."""
+    """Return the error text for a checkpoint that could not be written; the caller adds how to continue."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     remedy = "free some space" if full else "make the folder writable"
     return f"cannot write a checkpoint to {folder} ({error.strerror}): {remedy}"
@@ -118,10 +118,10 @@ def _mib(size: int) -> str:
 
 
 def write_arrays(path: AnyPath, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write one file, whole or not at all.
+    """Write one file atomically.
 
     Raises:
-        OSError: It cannot be written, or what has arrived differs.
+        OSError: The file cannot be written, or the stored data differ.
         StorageError: The storage behind a URL cannot be used.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,7 +148,7 @@ def write_arrays(path: AnyPath, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def _write_arrays(file: IO[bytes], arrays: Mapping[str, NDArray[Any]]) -> None:
-    # `np.savez` leaves its ZIP file open when the disk is full, and that fails once more when it is collected.
+    # `np.savez` leaves its ZIP file open if the disk is full. Garbage collection of that file then fails again.
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -157,24 +157,24 @@ def _write_arrays(file: IO[bytes], arrays: Mapping[str, NDArray[Any]]) -> None:
 
 @contextmanager
 def opened(path: AnyPath) -> Iterator[Any]:
-    """Yield the arrays of a file, each of which is read, and its CRC verified, where it is asked for.
+    """Yield the arrays of a file; an array is read, and its CRC verified, when it is accessed.
 
     Raises:
-        Exception: One of `DAMAGE`, of a file that is missing or damaged; pickled objects are refused.
+        Exception: One of `DAMAGE`, because the file is missing or damaged. Pickled objects are refused.
     """
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             yield file
-    except (AttributeError, NotImplementedError, zlib.error, lzma.LZMAError) as error:  # by a damaged ZIP directory
+    except (AttributeError, NotImplementedError, zlib.error, lzma.LZMAError) as error:  # a damaged ZIP directory
         raise zipfile.BadZipFile(str(error)) from error
     except RuntimeError as error:
-        if type(error) is not RuntimeError:  # of a storage
+        if type(error) is not RuntimeError:  # an error of the storage
             raise
         raise zipfile.BadZipFile(str(error)) from error  # "is encrypted"
 
 
 def remove_leftovers(folder: AnyPath, step: int) -> None:
-    """Remove what killed processes left up to a step: half-written files, and rank states without a checkpoint."""
+    """Remove leftovers of killed processes up to a step: partial files, and rank states without a checkpoint."""
     complete = {path.stem for path in list_checkpoints(folder)}
     parts: list[AnyPath] = [*folder.glob(".step-*"), *folder.glob("step-*.rank-*.npz")]
     for path in parts:

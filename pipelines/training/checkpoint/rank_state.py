@@ -1,4 +1,4 @@
-"""What one rank alone has in a checkpoint: its exchange's state, and the variables that its training mode keeps."""
+"""The part of a checkpoint that differs between ranks: the state of the exchange and the mode's own variables."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,21 +17,21 @@ _OWN = "own/"
 
 
 def rank_state(exchange: GradientExchange, own: Sequence["keras.Variable"]) -> Arrays:
-    """Return the arrays of this rank by name."""
+    """Return this rank's arrays by name."""
     variables = {f"{_OWN}{number:04d}/{each.path}": np.asarray(each) for number, each in enumerate(own)}
     return save_state(exchange) | variables
 
 
 def load_rank_state(exchange: GradientExchange, own: Sequence["keras.Variable"], saved: Sequence[Arrays]) -> None:
-    """Set this rank's state from those of all ranks that saved it.
+    """Set this rank's state from the saved states of all ranks.
 
-    With the same number of ranks each one takes its own; with another number, `own` becomes the mean over the old
-    ranks, as the exchange's residuals do.
+    If the number of ranks is the same, each rank gets its own state. If it differs, `own` becomes the mean over the old
+    ranks, as do the residuals of the exchange.
 
     Args:
-        exchange: The exchange, built.
+        exchange: The exchange, already built.
         own: The variables of this rank.
-        saved: What `rank_state` returned on the old ranks 0, 1, ...; one of them is in memory at a time.
+        saved: Results of `rank_state` on the old ranks 0, 1, ...; only one of them is in memory at a time.
 
     Raises:
         ValueError: The names or shapes are of another model, codec or mode.
@@ -47,7 +47,7 @@ def load_rank_state(exchange: GradientExchange, own: Sequence["keras.Variable"],
 
 
 class _Parts(Sequence[Arrays]):
-    """The exchange's part of the saved states; sums the other part of those that are read."""
+    """The exchange's part of the saved states; it also sums the other part of each state that is read."""
 
     def __init__(self, saved: Sequence[Arrays]) -> None:
         self._saved = saved

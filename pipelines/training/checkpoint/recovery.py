@@ -1,4 +1,4 @@
-"""Continuing in the same processes after one of them has died."""
+"""The in-place recovery: the ranks continue in the same processes after one of them has died."""
 
 import logging
 import time
@@ -23,50 +23,49 @@ _log = logging.getLogger(__name__)
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether an exchange failed because another rank has ended."""
+    """Return whether an exchange failed because another rank has ended."""
     return isinstance(error, tf.errors.OpError | HorovodInternalError) and names_lost_peer(str(error))
 
 
 @dataclass
 class Recovery:
-    """Keeps the state of this rank, and goes on from it together with the others.
+    """Writes this rank's in-memory checkpoints and continues from them together with the other ranks.
 
-    Every rank keeps what it needs to repeat any of its last two steps; where ranks train alone between two exchanges,
-    its latest step and the last one before the latest exchange. A process that takes a dead one's place finds the dead
-    one's state in memory that both share. So nothing is handed from rank to rank, and training continues as if nothing
-    had happened, bit for bit.
+    Every rank can return to the state after either of its last two steps. If ranks train alone between two exchanges,
+    these are its latest step and the last step before the latest exchange. A spare that replaces a dead process reads
+    that process's state from shared memory. No state is sent between ranks, and training continues bit for bit.
     """
 
     collective: HorovodCollective
     kept: KeptStates
     every_steps: int
-    """Optimizer steps from one kept state to the next."""
+    """Number of optimizer steps between two in-memory checkpoints."""
     uses_kernels: bool
-    """Whether this rank compresses with C++ kernels; a spare must know it before it is this rank."""
+    """Whether this rank compresses with C++ kernels. A spare must know this before it takes over."""
     reset: Callable[[], None]
-    """Forgets what the micro-batches of an unfinished step have left."""
+    """Discards the micro-batches of an unfinished step."""
     replaced: list[int] = field(default_factory=list)
-    """The ranks whose processes the latest `take_over` or `rejoin` has replaced."""
+    """Replaced ranks of the latest `take_over` or `rejoin`."""
 
     def keep(self, state: TrainingState) -> None:
-        """Keep the state of this rank; its losses are this rank's own."""
+        """Write an in-memory checkpoint; the losses in `state` are this rank's own."""
         self.kept.write(state, uses_kernels=self.uses_kernels)
 
     def take_over(self) -> TrainingState:
-        """Wait, in a spare, until it is this rank; join the others, and return the state to continue from.
+        """Wait in a spare until it replaces its rank, join the others and return the state to continue from.
 
         Raises:
-            RuntimeError: The ranks have no state in common.
+            RuntimeError: The ranks have no common state.
         """
         membership.wait_for_turn()
         _log.info("rank %d: this process takes the place of one that has died", self.collective.rank)
         return self._continue(is_new=True)
 
     def rejoin(self) -> TrainingState:
-        """Leave the job that has lost a rank, join it again, and return the state to continue from.
+        """Leave the job that has lost a rank, join it again and return the state to continue from.
 
         Raises:
-            RuntimeError: The ranks have no state in common.
+            RuntimeError: The ranks have no common state.
         """
         hvd.shutdown()
         return self._continue(is_new=False)
@@ -99,13 +98,13 @@ def make_recovery(
     *,
     uses_kernels: bool,
 ) -> Recovery | None:
-    """Make what lets this rank go on where another one has died; None where the launcher holds no spares.
+    """Make the in-place recovery of this rank; return None if the launcher holds no spares.
 
     Args:
         collective: The ranks.
-        variables: All that training changes on this rank, of Keras and of TensorFlow, but for what the mode holds
-            between two exchanges; the same in its next process.
-        mode: Says which states of the ranks go together.
+        variables: All variables of Keras and TensorFlow that training changes on this rank, except `mode.between`; its
+            next process has the same ones.
+        mode: The mode, which decides which states of the ranks belong together.
         every_steps: The same as in `Recovery`.
         reset: The same as in `Recovery`.
         uses_kernels: The same as in `Recovery`.

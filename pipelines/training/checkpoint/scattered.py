@@ -1,7 +1,7 @@
-"""Variables of a checkpoint of which every rank has a part: the moments of a sharded optimizer.
+"""Checkpoint variables that are divided among the ranks: the moments of a sharded optimizer.
 
-A checkpoint has them whole, under the names and in the order of the undivided optimizer. So it does not say how many
-ranks wrote it, and any number of ranks can read it, with the optimizer divided or not.
+A checkpoint contains them whole, with the names and in the order of the undivided optimizer. So it does not depend on
+the number of ranks that wrote it. Any number of ranks can read it, with the optimizer divided or not.
 """
 
 from dataclasses import dataclass
@@ -19,33 +19,33 @@ from pipelines.training.ranks.collective import HorovodCollective
 
 @dataclass(frozen=True)
 class Gathered:
-    """The whole of a scattered variable, as `np.asarray` takes it."""
+    """A scattered variable as a whole, in a form that `np.asarray` accepts."""
 
     path: str
     whole: NDArray[Any]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """The values in the shape of the whole."""
+        """Return the values in the shape of the whole."""
         return self.whole if dtype is None else self.whole.astype(dtype)
 
 
 class Scattered:
-    """A variable of the optimizer on this rank, with the shape of the whole of which it is a part."""
+    """A variable of the optimizer on this rank that is a part of a whole; it has the shape of the whole."""
 
     def __init__(self, variable: keras.Variable, part: Part) -> None:
-        """Take this rank's part of the variable, `(elements,)`, and which one it is."""
+        """Wrap this rank's part of the variable, `(elements,)`; `part` is its position in the whole."""
         self._variable, self._part = variable, part
         self.path, self.dtype = variable.path, variable.dtype
         self.shape = part.shape
-        """Shape of the whole, which is that of the model's variable."""
+        """The shape of the whole, which is the shape of the model's variable."""
 
     @property
     def value(self) -> tf.Variable:
-        """This rank's part."""
+        """The part of this rank."""
         return self._variable.value
 
     def assign(self, whole: NDArray[Any]) -> None:
-        """Take this rank's part of the whole."""
+        """Set this rank's part from the whole."""
         self._variable.assign(np.reshape(whole, -1)[self._part.start : self._part.stop])
 
     def gather(self, collective: HorovodCollective) -> Gathered:
@@ -54,7 +54,7 @@ class Scattered:
         return Gathered(self.path, whole.reshape(self.shape))
 
     def spread(self, collective: HorovodCollective, whole: NDArray[Any] | None) -> None:
-        """Let every rank take its part of the whole that rank 0 has; all ranks call this together."""
+        """Set the part of every rank from the whole on rank 0; all ranks call this together."""
         values = np.zeros(self.shape, self.dtype) if whole is None else whole
         everyones = tf.Variable(values, trainable=False)
         collective.broadcast([everyones])
@@ -62,12 +62,12 @@ class Scattered:
 
 
 def gather(variable: "keras.Variable | Scattered", collective: HorovodCollective) -> "keras.Variable | Gathered":
-    """Return the whole of a variable, if the ranks divide it; all ranks call this together."""
+    """Return the whole variable, gathered if the ranks divide it; all ranks call this together."""
     return variable.gather(collective) if isinstance(variable, Scattered) else variable
 
 
 def whole_variables(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """Return the variables of an optimizer as a checkpoint has them: those that ranks divide are `Scattered`."""
+    """Return the variables of an optimizer as a checkpoint has them: divided ones are `Scattered`."""
     if not isinstance(optimizer, ShardedOptimizer):
         return list(optimizer.variables)
     parts = optimizer.parts
@@ -75,5 +75,5 @@ def whole_variables(optimizer: keras.optimizers.Optimizer) -> list[Any]:
 
 
 def equal_on_ranks(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """Return the variables of an optimizer that every rank has whole."""
+    """Return the variables of an optimizer that are not divided among the ranks."""
     return [each for each in whole_variables(optimizer) if not isinstance(each, Scattered)]

@@ -1,6 +1,6 @@
-"""The best epoch by a metric of validation, and the end of a training that finds no better one.
+"""The best epoch by a validation metric, and the end of a training that finds no better epoch.
 
-All of it is a function of the history, which every checkpoint holds: a resumed run counts on exactly.
+Everything is computed from the history, which every checkpoint contains. A resumed run therefore counts exactly.
 """
 
 import math
@@ -19,12 +19,12 @@ class Best:
     """The best epoch so far."""
 
     epoch: int
-    """Number of epochs done with it, from 1."""
+    """Number of the epoch, from 1."""
     value: float
 
 
 def best_of(history: History, config: SelectionConfig) -> Best | None:
-    """Return the best epoch; None where no epoch has the metric.
+    """Return the best epoch; None if no epoch has the metric.
 
         loss:   better if value < best - min_delta
         score:  better if value > best + min_delta
@@ -44,7 +44,7 @@ def best_of(history: History, config: SelectionConfig) -> Best | None:
 
 
 def best_step(history: History, config: SelectionConfig, steps_per_epoch: int) -> int | None:
-    """Return the optimizer steps at the end of the best epoch; None where there is no best one."""
+    """Return the number of optimizer steps at the end of the best epoch; None if no epoch is the best."""
     best = best_of(history, config)
     return None if best is None else best.epoch * steps_per_epoch
 
@@ -52,7 +52,7 @@ def best_step(history: History, config: SelectionConfig, steps_per_epoch: int) -
 def is_over(history: History, config: SelectionConfig) -> bool:
     """Return whether as many epochs as `patience` have passed since the best one.
 
-    Epochs before the metric was there, in a run that is resumed with it, do not count.
+    If a run is resumed with a new metric, epochs without this metric do not count.
     """
     if config.metric is None or config.patience is None:
         return False
@@ -62,14 +62,14 @@ def is_over(history: History, config: SelectionConfig) -> bool:
 
 
 def why_ended(history: History, config: SelectionConfig, epochs: int) -> str:
-    """Return why training ended after these epochs of the `epochs` that were asked for."""
+    """Return why training ended after the epochs in the history; `epochs` is the requested number."""
     if is_over(history, config):
         return f"after {len(history)} of {epochs} epochs: {config.patience} in a row without a better {config.metric}"
     return f"after all {epochs} epochs"
 
 
 def described(history: History, config: SelectionConfig, epochs: int) -> dict[str, str]:
-    """Return the tags of a run whose epochs are compared: why it ended, and its best epoch and value."""
+    """Return the tags of a run whose epochs are compared: why it ended, its best epoch and value."""
     if config.metric is None:
         return {}
     best = best_of(history, config)

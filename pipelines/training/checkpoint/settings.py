@@ -1,4 +1,4 @@
-"""The settings that a checkpoint was written with, and which of them a resumed run may change."""
+"""The settings that a checkpoint records, and a check of those that a resumed run must not change."""
 
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -14,11 +14,11 @@ _SECTIONS = ("input", "model", "warm_start", "optimizer", "schedule", "exchange"
 _NO_SETTINGS = ("training.resume_run", "training.output")
 _PACKAGES = ("groundswell", "keras", "tensorflow")
 _LAYOUT = "training.mode.layout"
-"""Key by which the layout of the mode's checkpoints is recorded, beside its settings."""
+"""The key that records the layout of the mode's checkpoints, in addition to its settings."""
 _FIXED = (
     "optimizer.name",
     "optimizer.variant",
-    "optimizer.warmup_steps",  # the number of updates of a second moment, by which its bias is corrected
+    "optimizer.warmup_steps",  # number of updates of a second moment, used to correct its bias
     _LAYOUT,
     "warm_start.frozen_layers",
 )
@@ -38,12 +38,12 @@ _FIXED_WITH_EXCHANGE_STATE = (
         )
     ),
 )
-"""Settings that decide what an exchange keeps from one step to the next, and its shapes."""
+"""Settings that decide which state an exchange keeps between steps, and its shapes."""
 _MAY_CHANGE = ("input.augmentation.", "input.resolution_schedule", "model.dropout", "model.batch_norm_ranks")
 
 
 def recorded_settings(config: RunConfig) -> dict[str, str]:
-    """Everything that decides what a step does, by key, and the versions of the packages that matter."""
+    """Return all settings that affect a step, by key, and the versions of the relevant packages."""
     values = {name: str(value) for section in _SECTIONS for name, value in _flat(section, getattr(config, section))}
     values[_LAYOUT] = config.training.mode.declaration.layout
     values["launch.num_workers"] = str(config.launch.num_workers)
@@ -52,16 +52,17 @@ def recorded_settings(config: RunConfig) -> dict[str, str]:
 
 
 def check_same_training(checkpoint: AnyPath, state: TrainingState, config: RunConfig, manifest: Manifest) -> None:
-    """Check that a checkpoint's state fits the training that is to continue from it.
+    """Check that a checkpoint's state fits the training that continues from it.
 
-    Refused are: other data, another seed or global batch size, which change the order of samples and the meaning of a
-    step; other bands, another network, optimizer, loss scale or mode, or other frozen layers, whose variables are
-    others or mean something else; another codec where the old one left something to send, or parameters of it that
-    decide what it keeps. Every other setting may change from here on: rates, schedules, epochs, a codec's other
-    parameters, augmentation, dropout.
+    These changes are refused:
+    * Other data, another seed or another global batch size: they change the order of samples and the meaning of a step.
+    * Other bands, another network, optimizer, loss scale or mode, or other frozen layers: they change the variables.
+    * Another codec if the old one has state, or other parameters of it that decide its state.
+
+    Every other setting may change: rates, schedules, epochs, a codec's other parameters, augmentation, dropout.
 
     Raises:
-        ValueError: Names every setting that differs, with both values and what to do.
+        ValueError: A setting differs. The error names every such setting, both values and what to do.
     """
     fixed = [
         ("the dataset's fingerprint", state.dataset_fingerprint, manifest.fingerprint),
@@ -69,7 +70,7 @@ def check_same_training(checkpoint: AnyPath, state: TrainingState, config: RunCo
         ("the global batch size", str(state.global_batch_size), str(config.global_batch_size)),
     ]
     now, then = recorded_settings(config), state.settings
-    # Those of a network by import path are the arguments of its function, each of which may be left out.
+    # The settings of a network by import path are the arguments of its function, and any of them may be left out.
     arguments = {name for name in then.keys() ^ now.keys() if name.startswith("model.settings.")}
     fixed += [(name, then.get(name, "not set"), now.get(name, "not set")) for name in sorted(arguments)]
     for name in sorted(then.keys() & now.keys()):
@@ -77,7 +78,7 @@ def check_same_training(checkpoint: AnyPath, state: TrainingState, config: RunCo
         exchange = name in _FIXED_WITH_EXCHANGE_STATE and state.exchange_ranks > 0
         if network or exchange or name in _FIXED:
             fixed.append((name, then[name], now[name]))
-    # A checkpoint holds the averages or none; their decay may change.
+    # A checkpoint holds averages or it does not. Their decay may change.
     before, after = then["training.ema"], now["training.ema"]
     if "None" in (before, after):
         fixed.append(("training.ema", before, after))
@@ -95,10 +96,10 @@ def check_same_training(checkpoint: AnyPath, state: TrainingState, config: RunCo
 
 
 def check_same_order(checkpoint: AnyPath, state: TrainingState, order: str) -> None:
-    """Check that what is left of a checkpoint's epoch would be read in the same order as what was read of it.
+    """Check that the rest of a checkpoint's epoch is read in the same order as its first part.
 
     Raises:
-        ValueError: Names both orders, which are as `TrainingInput.order`, and what to do.
+        ValueError: The order differs. The error names both orders (see `TrainingInput.order`) and what to do.
     """
     if state.is_within_an_epoch and state.order != order:
         raise ValueError(

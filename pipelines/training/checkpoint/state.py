@@ -1,10 +1,11 @@
-"""Checkpoints: arrays and JSON in one file, which is written whole or not at all. The newest two and one more are kept.
+"""Checkpoints: arrays and JSON in one file, which is written atomically. The newest two and the best one are kept.
 
-`step-NNNNNNNN.npz` holds `state.json`, the fields of `TrainingState` with their format version, and one array for each
-variable of model and optimizer. An exchange with state of its own adds one `step-NNNNNNNN.rank-RRRRR.npz` per rank.
+`step-NNNNNNNN.npz` holds `state.json` and one array for each variable of model and optimizer. `state.json` has the
+fields of `TrainingState` and the format version. An exchange with state adds one `step-NNNNNNNN.rank-RRRRR.npz` per
+rank.
 
-The state may gain fields: a reader ignores those that it does not know. A checkpoint of another format is an error, and
-is never passed over.
+The state may gain fields, and a reader ignores fields that it does not know. A checkpoint of another format is an error
+and is never skipped.
 """
 
 import json
@@ -44,15 +45,15 @@ _log = logging.getLogger(__name__)
 
 
 class UnknownFormatError(ValueError):
-    """A checkpoint has another format than this program reads."""
+    """A checkpoint has a format that this program does not read."""
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Where a run stands, beside the values of its variables."""
+    """The progress of a run, without the values of its variables."""
 
     epochs_done: int
-    """Number of whole epochs done."""
+    """Number of complete epochs."""
     step: int
     """Number of optimizer steps done."""
     seed: int
@@ -68,18 +69,18 @@ class TrainingState:
     epoch_seconds: float = 0.0
     """Seconds of those steps on rank 0, without compiling."""
     epoch_payload_bytes: float = 0.0
-    """Payload of those steps of rank 0."""
+    """Payload of those steps on rank 0."""
     exchange_ranks: int = 0
-    """Number of ranks whose exchange state was saved beside the checkpoint; 0 if the exchange has none."""
+    """Number of ranks whose exchange state was saved with the checkpoint; 0 if the exchange has no state."""
     order: str = ""
-    """What decides the order of samples beside seed and dataset: the reader, and its window if it has one."""
+    """The factors that decide the order of samples in addition to seed and dataset: the reader and its window."""
     settings: dict[str, str] = field(default_factory=dict)
     """The settings that the checkpoint was written with, by key, and the versions of Groundswell, Keras, TensorFlow."""
     thresholds: dict[str, list[float]] = field(default_factory=dict)
-    """Those of `results.thresholds_of` at the end of the epoch; empty within one."""
+    """Thresholds of `results.thresholds_of` at the end of the epoch; empty within an epoch."""
 
     variables: int = field(default=0, compare=False)
-    """Number of variables in the file, which `save_checkpoint` sets."""
+    """Number of variables in the file; `save_checkpoint` sets it."""
 
     @property
     def is_within_an_epoch(self) -> bool:
@@ -87,9 +88,9 @@ class TrainingState:
         return self.loss_count > 0
 
     def with_losses_of(self, ranks: int, *, steps_per_epoch: int) -> "TrainingState":
-        """Count the losses of the epoch so far as this number of ranks would have given them, one for each step.
+        """Rescale the losses of the unfinished epoch to this number of ranks, with one loss per rank and step.
 
-        Else the steps of more ranks would weigh more in the mean of an epoch that fewer ranks finish.
+        Otherwise steps of more ranks would have a larger weight in the mean of an epoch that fewer ranks finish.
         """
         if not self.is_within_an_epoch:
             return self
@@ -108,20 +109,20 @@ def save_checkpoint(
 
     Args:
         folder: Folder of the run's checkpoints, on this machine or behind a URL.
-        state: Where the run stands.
-        variables: What the checkpoint holds.
-        spared: Optimizer steps of a checkpoint that is not removed, however old it is.
+        state: Progress of the run.
+        variables: Variables that the checkpoint contains.
+        spared: Number of optimizer steps of the checkpoint that is never removed.
 
     Raises:
-        FloatingPointError: A variable holds a value that is not finite; nothing is written.
-        OSError: The file cannot be written; no part of it remains.
+        FloatingPointError: A variable has a value that is not finite. Nothing is written.
+        OSError: The file cannot be written. No part of it remains.
     """
     arrays = {array_name(i, v): np.asarray(v) for i, v in enumerate(variables)}
     refuse_non_finite(arrays)
     header = json.dumps({"format_version": FORMAT_VERSION, **asdict(state), "variables": len(arrays)}).encode()
     path = checkpoint_path(folder, state.step)
     write_arrays(path, {_STATE: np.frombuffer(header, np.uint8), **arrays})
-    # Never the one just written: damaged checkpoints with higher numbers may exist.
+    # The checkpoint just written is excluded, because damaged checkpoints with higher numbers may exist.
     for old in [other for other in list_checkpoints(folder) if other != path][: -(KEPT - 1)]:
         if spared is None or old != checkpoint_path(folder, spared):
             old.unlink()
@@ -130,11 +131,11 @@ def save_checkpoint(
 
 
 def save_rank_state(folder: AnyPath, step: int, rank: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write the exchange state of one rank, before the checkpoint of that step is written.
+    """Write the exchange state of one rank before the checkpoint of the same step is written.
 
     Raises:
-        FloatingPointError: An array holds a value that is not finite; nothing is written.
-        OSError: The file cannot be written; no part of it remains.
+        FloatingPointError: An array has a value that is not finite. Nothing is written.
+        OSError: The file cannot be written. No part of it remains.
     """
     refuse_non_finite(arrays)
     write_arrays(rank_path(checkpoint_path(folder, step), rank), arrays)
@@ -147,7 +148,7 @@ def remove_rank_states(folder: AnyPath, step: int) -> None:
 
 
 def check_rank_states(folder: AnyPath, step: int, ranks: int) -> None:
-    """Check that the file of every rank has arrived in the folder.
+    """Check that the files of all ranks are in the folder.
 
     Raises:
         RuntimeError: Ranks write to different disks.
@@ -163,11 +164,11 @@ class RankStates(Sequence[Arrays]):
     """The exchange states beside a checkpoint, in rank order; each access reads one rank's file."""
 
     def __init__(self, checkpoint: AnyPath, ranks: int) -> None:
-        """Open nothing yet."""
+        """Store the arguments without opening a file."""
         self._checkpoint, self._ranks = checkpoint, ranks
 
     def __len__(self) -> int:
-        """Number of ranks that saved the checkpoint."""
+        """Return the number of ranks that saved the checkpoint."""
         return self._ranks
 
     def __getitem__(self, rank: int) -> Arrays:  # type: ignore[override]  # no slices
@@ -192,13 +193,13 @@ class RankStates(Sequence[Arrays]):
 
 
 def newest_step(folder: AnyPath) -> int:
-    """Optimizer steps of the newest checkpoint by its name; 0 where there is none."""
+    """Return the number of steps of the newest checkpoint, from its name; 0 if there is none."""
     written = list_checkpoints(folder)
     return int(written[-1].stem.removeprefix("step-")) if written else 0
 
 
 def newest_state(folder: AnyPath) -> tuple[AnyPath, TrainingState]:
-    """The newest checkpoint whose state can be read, and that state; its arrays are not read.
+    """Return the newest checkpoint whose state can be read, and that state; its arrays are not read.
 
     Raises:
         FileNotFoundError: There are no checkpoints.
@@ -219,7 +220,7 @@ def newest_state(folder: AnyPath) -> tuple[AnyPath, TrainingState]:
 
 
 def readable_checkpoints(folder: AnyPath) -> Iterator[tuple[AnyPath, TrainingState, Arrays]]:
-    """Yield the checkpoints that are whole and finite, the newest first, with their arrays.
+    """Yield the complete and finite checkpoints with their arrays, the newest first.
 
     Raises:
         ValueError: A checkpoint has an unknown format.
@@ -235,8 +236,8 @@ def read_checkpoint(path: AnyPath) -> tuple[TrainingState, Arrays]:
     """Read one checkpoint.
 
     Raises:
-        DamagedError: It is missing, damaged or not finite.
-        ValueError: It has an unknown format.
+        DamagedError: The checkpoint is missing, damaged or not finite.
+        ValueError: The checkpoint has an unknown format.
     """
     try:
         with opened(path) as file:
@@ -256,8 +257,8 @@ def read_state(path: AnyPath) -> TrainingState:
     """Read the state of one checkpoint, without its arrays.
 
     Raises:
-        DamagedError: It is missing or damaged.
-        ValueError: It has an unknown format.
+        DamagedError: The checkpoint is missing or damaged.
+        ValueError: The checkpoint has an unknown format.
     """
     try:
         with opened(path) as file:
@@ -272,7 +273,7 @@ def read_arrays(path: AnyPath) -> tuple[TrainingState, Arrays]:
     """Read one checkpoint.
 
     Raises:
-        ValueError: It is damaged, or has an unknown format.
+        ValueError: The checkpoint is damaged or has an unknown format.
     """
     try:
         with opened(path) as file:
@@ -284,7 +285,7 @@ def read_arrays(path: AnyPath) -> tuple[TrainingState, Arrays]:
 
 
 def all_damaged(folder: AnyPath) -> ValueError:
-    """The error for a folder whose checkpoints cannot be used."""
+    """Return the error for a folder whose checkpoints cannot be used."""
     return ValueError(f"every checkpoint in {folder} is damaged: start a new run without training.resume_run")
 
 
@@ -307,8 +308,8 @@ def assign_arrays(path: AnyPath, arrays: Arrays, variables: Sequence["keras.Vari
 
 
 def array_name(position: int, variable: "keras.Variable | Scattered | Gathered") -> str:
-    """Name in a checkpoint of the variable at a position among all that it holds."""
-    # Optimizer slots may share a path: the position makes the name unique. "/" would make folders in the archive.
+    """Return the name in a checkpoint of the variable at this position."""
+    # Optimizer slots may share a path, so the position makes the name unique. "/" would create folders in the archive.
     return f"{position:05d}:{variable.path.replace('/', '.')}"
 
 

@@ -1,4 +1,4 @@
-"""What the driver can know about a training before any rank starts; imports no TensorFlow."""
+"""The driver's checks of a training before any rank starts; this module imports no TensorFlow."""
 
 import logging
 import math
@@ -34,15 +34,15 @@ _log = logging.getLogger(__name__)
 
 
 def check_dataset(config: RunConfig) -> Manifest:
-    """Read the dataset's manifest, and check that this configuration can train on it.
+    """Read the dataset's manifest and check that this configuration can train on it.
 
     Raises:
-        FileNotFoundError: There is no dataset.
-        ValueError: There is no training split, it has fewer rows than one global batch, a shard is damaged, the cache
-            is too small, a schedule does not fit the number of steps, the model cannot use the images, validation has
-            no such metric, the dataset no such classes, a part by import path does not fit, a setting has no effect on
-            this dataset, or Keras's backend is not TensorFlow.
-        RuntimeError: The process that tries such a part died, or the reader's package is not installed.
+        FileNotFoundError: The dataset does not exist.
+        ValueError: The training split is missing or has fewer rows than one global batch. A shard is damaged, or the
+            cache is too small. A schedule does not fit the number of steps, or the model cannot use the images. A
+            metric or class does not exist, or a part by import path does not fit. A setting has no effect on this
+            dataset, or Keras's backend is not TensorFlow.
+        RuntimeError: The process that builds such a part died, or the reader's package is not installed.
     """
     check_backend("training")
     manifest = read_manifest(config.dataset.path)
@@ -60,11 +60,11 @@ def check_dataset(config: RunConfig) -> Manifest:
     check_own_metrics(config)
     _check_selection(config, manifest)
     class_weights(config.training.class_weights, manifest)
-    if config.training.resume_run is None:  # else the checkpoint has all weights
+    if config.training.resume_run is None:  # otherwise the checkpoint has all weights
         check_source(config.warm_start)
     if has_own_parts(config):
         try_parts(config, manifest)
-    # Petastorm's reader reads the training split without our cache, and some of it is read with our own to whiten.
+    # Petastorm's reader reads the training split without our cache. For whitening, our reader reads a part of it.
     with_own = config.reader.name != "petastorm" or config.model.whitens
     splits = [TRAINING_SPLIT, VALIDATION_SPLIT] if with_own else [VALIDATION_SPLIT]
     present = [split for split in splits if split in manifest.splits]
@@ -76,11 +76,11 @@ def check_dataset(config: RunConfig) -> Manifest:
 def check_resume(config: RunConfig, manifest: Manifest) -> None:
     """Check that the run of `training.resume_run` can be continued.
 
-    A run whose epochs are all done can, if its model was not logged: only what is missing is then done.
+    A run with all epochs done can be continued if its model was not logged. Only the missing part is then done.
 
     Raises:
         FileNotFoundError: The run has no checkpoints under `training.output`.
-        ValueError: All of them are damaged or of another training, the run is finished, or MLflow does not know it.
+        ValueError: All checkpoints are damaged or of another training, the run is finished, or MLflow does not know it.
         RuntimeError: MLflow does not answer.
     """
     run_id = config.training.resume_run
@@ -106,7 +106,7 @@ def check_resume(config: RunConfig, manifest: Manifest) -> None:
 def check_output(config: RunConfig) -> None:
     """Check that the driver can write to `training.output`, and that the checkpoints of a resumed run fit there.
 
-    The size of a new run's checkpoints is known to rank 0, which compares it before the first step.
+    For a new run only rank 0 knows the size of the checkpoints, and it checks the space before the first step.
 
     Raises:
         ValueError: The folder of a new run is in the dataset.
@@ -135,7 +135,7 @@ def _window_rows(config: RunConfig, manifest: Manifest) -> int | None:
 
 
 def _is_finished(config: RunConfig, run_id: str) -> bool:
-    """Whether nothing but more epochs is left to do; without the store, `groundswell sync` does the rest."""
+    """Return whether only more epochs are left to do for a run; without the store, `groundswell sync` finishes it."""
     if not config.tracking.offline:
         return runs.is_finished(run_id)
     local = read_local_run(records_folder(config.training.output) / run_id)
@@ -143,21 +143,21 @@ def _is_finished(config: RunConfig, run_id: str) -> bool:
 
 
 def batch_text(config: RunConfig) -> str:
-    """What the global batch is made of, as text."""
+    """Return a text that shows the factors of the global batch size."""
     accumulated = config.accumulation_steps(config.launch.num_workers) or 1
     micro_batches = f" x {accumulated} micro-batches" if accumulated > 1 else ""
     return f"{_copies_text(config)}{micro_batches} x {config.training.batch_size_per_worker}"
 
 
 def _copies_text(config: RunConfig) -> str:
-    """What takes samples of its own."""
+    """Return the number and kind of the model copies that take different samples, as text."""
     workers = config.launch.num_workers
     copies = config.copies(workers)
     return f"{workers} workers" if copies == workers else f"{copies} pipelines"
 
 
 def _check_not_beyond_the_end(path: AnyPath, state: TrainingState, config: RunConfig) -> None:
-    """Check that the model of a training that is over is not that of a checkpoint in the middle of a later epoch."""
+    """Check that a finished training would not log the model of a checkpoint inside a later epoch."""
     selection, epochs = config.training.selection, config.training.epochs
     if not state.is_within_an_epoch or (state.epochs_done < epochs and not is_over(state.history, selection)):
         return
@@ -171,7 +171,7 @@ def _check_not_beyond_the_end(path: AnyPath, state: TrainingState, config: RunCo
 
 
 def _check_best(path: AnyPath, state: TrainingState, config: RunConfig, manifest: Manifest) -> None:
-    """Check that training can continue by the same rule, and that the checkpoint of the best epoch is there."""
+    """Check that training can continue with the selection rule, and that the best epoch's checkpoint exists."""
     selection = config.training.selection
     if is_over(state.history, selection) and _is_finished(config, config.training.resume_run or ""):
         why = why_ended(state.history, selection, config.training.epochs)
@@ -187,10 +187,10 @@ def _check_best(path: AnyPath, state: TrainingState, config: RunConfig, manifest
 
 
 def check_own_metrics(config: RunConfig) -> None:
-    """Check that metrics of the user's own have names of their own.
+    """Check that the user's metrics have new names.
 
     Raises:
-        ValueError: Every training has a metric of that name.
+        ValueError: A metric has the name of a built-in metric.
     """
     for name in config.training.metrics:
         if is_listed(f"{VALIDATION_GROUP}/{name}"):
@@ -280,7 +280,7 @@ def _check_reader(config: RunConfig, manifest: Manifest) -> None:
 
 
 def _check_model_input(config: RunConfig, manifest: Manifest) -> None:
-    """Check what the model's first layers need, in the words of the configuration."""
+    """Check that the images fit the model's first layers; errors name the settings."""
     groups = used_groups(manifest.groups, config.input.bands)
     side = min(full_size(config, manifest))
     if side < config.model.least_side:

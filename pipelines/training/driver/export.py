@@ -1,4 +1,4 @@
-"""The model of a checkpoint, logged to its run without training: what an outage or a crash has left out."""
+"""The model of a checkpoint, logged to its run without training, after an outage or a crash has prevented it."""
 
 import logging
 from dataclasses import replace
@@ -39,25 +39,25 @@ _log = logging.getLogger(__name__)
 def log_model_of(
     folder: Path, run: TrackedRun, checkpoint: AnyPath | None = None, checkpoints: AnyPath | None = None
 ) -> str:
-    """Make the model of a checkpoint, and that of its averaged weights, and log them; return the model's URI.
+    """Make the model of a checkpoint and the model of its averaged weights, and log both; return the model's URI.
 
     Args:
         folder: The run's folder.
         run: The run that gets the model.
-        checkpoint: None: that of the best epoch where `training.selection` asks for it, else the newest.
-        checkpoints: Where the run's checkpoints are; None: in its folder.
+        checkpoint: The checkpoint. None: that of the best epoch if `training.selection` asks for it, else the newest.
+        checkpoints: Folder of the run's checkpoints; None: the one in `folder`.
 
     Raises:
-        FileNotFoundError: The folder has no checkpoint, or nothing says what was trained.
+        FileNotFoundError: The folder has no checkpoint or no recorded configuration.
         ValueError: The checkpoint is of another training, or all are damaged.
-        TrackingError: The store did not take the model.
+        TrackingError: The store did not receive the model.
     """
     config, manifest = _what_was_trained(folder)
     path, state, arrays = _read(checkpoints or folder / CHECKPOINTS, config, manifest, checkpoint)
-    # Keras numbers layers without a name within a process, and a checkpoint names them as the first model of one does.
+    # Keras numbers unnamed layers per process. The checkpoint has the names of the first model in a process.
     keras.backend.clear_session()
     model = make_model(config, manifest)
-    freeze_layers(config, model)  # of those no average is kept
+    freeze_layers(config, model)  # frozen layers have no average
     average = WeightAverage(model, config.training.ema) if config.training.ema is not None else None
     _assign(path, arrays, model.variables, average.variables if average else [])
     return log_trained(run, model, manifest, config, step=state.step, average=average, thresholds=state.thresholds)
@@ -73,19 +73,19 @@ def log_trained(
     average: WeightAverage | None,
     thresholds: Thresholds,
 ) -> str:
-    """Log a trained model, and before it that of its averaged weights; return the model's URI.
+    """Log the model of the averaged weights, if there is one, then the trained model; return the latter's URI.
 
     Args:
         run: The run that gets the models.
         model: The trained model.
-        manifest: Its dataset.
+        manifest: Manifest of its dataset.
         config: The whole configuration.
-        step: Optimizer steps that the model has seen.
+        step: Number of optimizer steps after which the model's weights were taken.
         average: The average of its weights; None: there is none.
-        thresholds: Tuned on validation.
+        thresholds: Thresholds tuned on the validation split.
 
     Raises:
-        TrackingError: The store did not take a model.
+        TrackingError: The store did not receive a model.
     """
     metadata, task, tracking = metadata_of_model(manifest, config), manifest.task, config.tracking
 
@@ -111,7 +111,7 @@ def log_trained(
 
 
 def _example(config: RunConfig, model: keras.Model) -> dict[str, NDArray[np.generic]] | None:
-    """The first training sample, as the model takes it; None where the dataset is not within reach any more."""
+    """Return the first training sample as the model takes it; None if the dataset can no longer be read."""
     try:
         reader = SplitReader(config.dataset.path, TRAINING_SPLIT, reader_settings(config.reader))
         return inputs_of(model, reader.gather(np.zeros(1, np.int64)).images)
@@ -156,7 +156,7 @@ def _whole(path: AnyPath) -> tuple[TrainingState, dict[str, Any]]:
 
 
 def _assign(path: AnyPath, arrays: dict[str, Any], weights: list[Any], averages: list[Any]) -> None:
-    """Set the model's variables, which come first in a checkpoint, and the averages, which have names of their own."""
+    """Set the model's variables, which come first in a checkpoint, and the averages, which are found by name."""
     names = sorted(arrays)
     assign_arrays(path, {name: arrays[name] for name in names[: len(weights)]}, weights)
     by_name = {name.partition(":")[2]: arrays[name] for name in names[len(weights) :]}

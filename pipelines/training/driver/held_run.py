@@ -1,4 +1,4 @@
-"""One driver at a time trains a run, wherever the run is kept."""
+"""The lock of a run, so that only one driver trains it at a time, on this machine or behind a URL."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,10 +14,10 @@ from pipelines.training.driver.output import CHECKPOINTS
 
 @contextmanager
 def held_run(place: AnyPath) -> Iterator[Callable[[], None]]:
-    """Hold a run; yields a function that raises RuntimeError where another driver has taken it over.
+    """Hold the lock of a run; yield a function that raises RuntimeError if another driver has taken it over.
 
-    In a folder of this machine this is a locked file. Behind a URL, and where files cannot be locked, it is a lease
-    beside the checkpoints, which is dead when it was not refreshed for a minute.
+    In a folder on this machine the lock is a locked file. Behind a URL, or if files cannot be locked, it is a lease
+    beside the checkpoints. A lease expires if it is not refreshed for a minute.
 
     Args:
         place: Folder or URL of the run.
@@ -34,7 +34,7 @@ def held_run(place: AnyPath) -> Iterator[Callable[[], None]]:
     folder.make(CHECKPOINTS)
     with ExitStack() as stack:
         try:
-            # Not beside the records, which the driver copies to its own disk and back.
+            # The lease is not beside the records, because the driver copies these to its own disk and back.
             stack.enter_context(lease(folder, CHECKPOINTS))
         except StorageError:
             raise

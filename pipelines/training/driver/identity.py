@@ -1,4 +1,4 @@
-"""A name for everything that decides what comes out of a training."""
+"""A digest of everything that determines the result of a training."""
 
 import hashlib
 import json
@@ -11,23 +11,23 @@ from conf.sections.section import Section
 
 _SECTIONS = ("input", "model", "warm_start", "optimizer", "schedule", "exchange", "training")
 _OF_THE_ORDER = ("name", "cache_limit_gib")
-"""Settings of the reader on which the order of samples may depend."""
+"""Settings of the reader that may change the order of samples."""
 _WITHOUT_INFLUENCE = ("output", "resume_run", "checkpoint_every_steps", "trace_steps", "tensorflow_profiler")
 
 
 def training_digest(config: RunConfig, dataset_fingerprint: str) -> str:
     """Return a digest of the dataset's content, the recipe and the number of workers.
 
-    It is the same on every machine: of a file of weights its content counts, not its path. Settings that have their
-    default do not count: a version of this program with more settings still finds what an earlier one has trained.
-    Versions of packages do not count either.
+    The digest is the same on every machine, because it includes the content of a weight file, not its path. Settings
+    with their default value are left out. A version of this program with more settings therefore still finds earlier
+    trainings. Versions of packages are left out too.
 
     Args:
         config: The configuration.
         dataset_fingerprint: Fingerprint of its dataset (`Manifest.fingerprint`).
 
     Raises:
-        FileNotFoundError: There is no such file of weights.
+        FileNotFoundError: The weight file does not exist.
     """
     recipe = {name: _chosen(getattr(config, name)) for name in _SECTIONS}
     for key in _WITHOUT_INFLUENCE:
@@ -35,7 +35,7 @@ def training_digest(config: RunConfig, dataset_fingerprint: str) -> str:
     if config.warm_start.source is not None and not config.warm_start.is_logged:
         recipe["warm_start"]["source"] = _content(Path(config.warm_start.source))
     factors = recipe["warm_start"].get("rate_factors", {})
-    if list(factors) != sorted(factors):  # of several patterns that match a variable the last one counts
+    if list(factors) != sorted(factors):  # if several patterns match a variable, the last one counts
         recipe["warm_start"]["rate_factors"] = list(factors.items())
     reader = _chosen(config.reader)
     order = {key: reader[key] for key in _OF_THE_ORDER if key in reader and reader[key] != config.reader.default(key)}
@@ -54,7 +54,7 @@ def _content(file: Path) -> str:
 
 
 def _chosen(section: Section) -> dict[str, Any]:
-    """What differs from the defaults, and which member of a union it is."""
+    """Return the values that differ from their defaults, and the tags of unions."""
     values: dict[str, Any] = {}
     dumped = section.model_dump(mode="json")
     for name in type(section).model_fields:

@@ -1,8 +1,8 @@
-"""Where the runs of `training.output` are: in a folder of this machine, or behind a URL.
+"""The locations of the runs in `training.output`: a folder on this machine, or a URL.
 
-Behind a URL, ranks write checkpoints there (`checkpoint_files`). The rest of a run's folder (settings, logs, journals)
-is written in a temporary folder of this machine. It is copied to the URL when a run begins and ends, and from there
-when it is resumed.
+If it is a URL, ranks write checkpoints there (`pipelines.training.checkpoint.files`). The rest of a run's folder
+(settings, logs, journals) is written to a temporary folder on this machine. It is copied to the URL when a run starts
+and ends, and back when the run is resumed.
 """
 
 import shutil
@@ -21,27 +21,27 @@ CHECKPOINTS = "checkpoints"
 
 
 def run_place(config: RunConfig, run_id: str) -> AnyPath:
-    """Where a run is kept: its folder, or its URL."""
+    """Return the location of a run: its folder or its URL."""
     return any_path(config.training.output) / run_id
 
 
 def checkpoints_of(config: RunConfig, run_id: str) -> AnyPath:
-    """Folder or URL of a run's checkpoints."""
+    """Return the folder or URL of a run's checkpoints."""
     return run_place(config, run_id) / CHECKPOINTS
 
 
 def records_folder(output: str) -> Path:
-    """Folder of this machine that has the records of the runs; of a URL, one that ends with this process."""
+    """Return the folder on this machine with the runs' records; for a URL it is deleted when this process ends."""
     place = any_path(output)
     return place if isinstance(place, Path) else _temporary(output)
 
 
 def check_place(config: RunConfig) -> None:
-    """Make sure that `training.output` is not in the dataset, and find out within seconds whether a URL can be used.
+    """Check that `training.output` is outside the dataset, and that a URL can be used; this takes only seconds.
 
     Raises:
-        ValueError: It is in the dataset.
-        StorageError: There is no such bucket, nobody answers, or the credentials are missing or refused.
+        ValueError: The output is in the dataset.
+        StorageError: The bucket does not exist, no server answers, or the credentials are missing or refused.
     """
     check_outside("training.output", Folder.at(config.training.output), Folder.at(config.dataset.path))
     place = any_path(config.training.output)
@@ -50,7 +50,7 @@ def check_place(config: RunConfig) -> None:
 
 
 def fetch_records(config: RunConfig, run_id: str) -> None:
-    """Copy what a run behind a URL has beside its checkpoints into `records_folder`.
+    """Copy the records of a run behind a URL, without checkpoints, into `records_folder`.
 
     Raises:
         StorageError: The storage cannot be used.
@@ -59,7 +59,7 @@ def fetch_records(config: RunConfig, run_id: str) -> None:
 
 
 def local_records(place: AnyPath) -> Path:
-    """Give a run's folder; what a run behind a URL has beside its checkpoints is copied into one of this machine.
+    """Return a run's folder; if the run is behind a URL, its records without checkpoints are first copied here.
 
     Raises:
         StorageError: The storage cannot be used.
@@ -77,13 +77,13 @@ def publish_records(config: RunConfig, run_id: str, *, failed: bool = False) -> 
     """Copy a run's records from `records_folder` to its URL, if it has one.
 
     Args:
-        config: Names the URL.
+        config: The configuration with the URL.
         run_id: The run.
-        failed: Whether the run ends with an error: rank 0's journal may not have been fetched then, and stays. What it
-            holds that was delivered already is delivered again, which is harmless.
+        failed: Whether the run ends with an error. Rank 0's journal may then not have been fetched, so it stays.
+            Entries that were already delivered are delivered again, which is harmless.
 
     Raises:
-        OSError: What has arrived differs.
+        OSError: The stored data differ.
         StorageError: The storage cannot be used.
     """
     place = run_place(config, run_id)
@@ -93,7 +93,7 @@ def publish_records(config: RunConfig, run_id: str, *, failed: bool = False) -> 
 
 
 def fetch_rank_journal(place: AnyPath, folder: Path) -> None:
-    """Take what rank 0 has left of its journal at a run's URL, which it alone writes, into the run's local folder."""
+    """Copy the rest of rank 0's journal from a run's URL into the run's local folder; only rank 0 writes it."""
     if isinstance(place, RemotePath):
         journal = rank_journal(folder)
         shutil.rmtree(journal, ignore_errors=True)
@@ -101,10 +101,10 @@ def fetch_rank_journal(place: AnyPath, folder: Path) -> None:
 
 
 class RankJournal:
-    """The folder of rank 0's journal on its own host, and where a copy of it is kept."""
+    """The folder of rank 0's journal on its own host, and the copy behind the run's URL."""
 
     def __init__(self, checkpoints: AnyPath) -> None:
-        """Take what an earlier process has left there.
+        """Read the entries that an earlier process has left.
 
         Args:
             checkpoints: Folder or URL of the run's checkpoints.
@@ -119,7 +119,7 @@ class RankJournal:
             self.folder = rank_journal(checkpoints.parent)
 
     def publish(self) -> None:
-        """Bring the copy up to date, if there is one: before a checkpoint, so that its records are as safe as it is."""
+        """Update the copy, if there is one; called before a checkpoint, so that its records are as safe as it."""
         if self._copy is not None:
             publish(self.folder, self._copy)
 

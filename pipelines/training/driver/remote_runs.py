@@ -1,4 +1,4 @@
-"""Runs behind a URL of which the store lacks something: found, written to it, and named as it names them."""
+"""The runs behind a URL that the store lacks or has in part: functions to find, complete and rename them."""
 
 import shutil
 import tempfile
@@ -15,12 +15,12 @@ from pipelines.training.driver.held_run import held_run
 from pipelines.training.driver.output import CHECKPOINTS, local_records
 
 LogModelOf = Callable[[Path, TrackedRun, AnyPath | None, AnyPath | None], str]
-"""Logs a model: the run's folder on this machine, the run, a checkpoint or None, and where the checkpoints are."""
+"""Logs a model. Arguments: the run's folder on this machine, the run, a checkpoint or None, the checkpoints' folder."""
 _JOURNALS = str(journals(Path()))
 
 
 def unsynced_behind(output: RemotePath) -> list[RemotePath]:
-    """Runs behind a URL of which something is not in the store, in the order of their names.
+    """Return the runs behind a URL that the store lacks or has in part, in the order of their names.
 
     Raises:
         StorageError: The storage cannot be used.
@@ -30,14 +30,14 @@ def unsynced_behind(output: RemotePath) -> list[RemotePath]:
 
 
 def sync_behind(place: RemotePath, log_model: LogModelOf) -> Synced:
-    """Write everything that the store does not have of one run; see `pipelines.tracking.journal.sync.sync`.
+    """Write everything of one run that the store lacks; see `pipelines.tracking.journal.sync.sync`.
 
     Args:
-        place: The run's URL. The run gets the store's identifier as its name there.
-        log_model: Logs the model of a training that is done.
+        place: The run's URL. The run is renamed there to the store's identifier.
+        log_model: Logs the model of a finished training.
 
     Raises:
-        RunHeldError, ValueError, TrackingError: As `pipelines.tracking.journal.sync.sync`.
+        RunHeldError, ValueError, TrackingError: See `pipelines.tracking.journal.sync.sync`.
         StorageError: The storage cannot be used.
     """
     with held_run(place):
@@ -48,10 +48,10 @@ def sync_behind(place: RemotePath, log_model: LogModelOf) -> Synced:
 
 
 def adopt_behind(place: RemotePath) -> str:
-    """Give the store a run that it does not have; return the store's identifier, which names the run there now.
+    """Add a run to a store that lacks it, rename it to the store's identifier and return this identifier.
 
     Raises:
-        ValueError, TrackingError: As `pipelines.tracking.journal.sync.adopt`.
+        ValueError, TrackingError: See `pipelines.tracking.journal.sync.adopt`.
         StorageError: The storage cannot be used.
     """
     with held_run(place):
@@ -67,7 +67,7 @@ def adopt_behind(place: RemotePath) -> str:
 def _lacks_something(place: RemotePath) -> bool:
     names = place.folder.names()
     if FILE_NAME not in names:
-        return False  # no run
+        return False  # not a run
     with tempfile.TemporaryDirectory(prefix="groundswell-") as parent:
         folder = Path(parent, place.name)
         folder.mkdir()
@@ -78,8 +78,8 @@ def _lacks_something(place: RemotePath) -> bool:
 
 
 def _publish_as(run_id: str, folder: Path, place: RemotePath) -> None:
-    """Copy the records back, and give everything behind the URL the new name; repeated, it goes on."""
-    (folder / LOCK_NAME).unlink(missing_ok=True)  # it holds the copy on this machine only
+    """Copy the records back and rename everything behind the URL; a repeated call continues an interrupted one."""
+    (folder / LOCK_NAME).unlink(missing_ok=True)  # this lock is only for the copy on this machine
     publish(folder, place, mirrors=_JOURNALS)
     if run_id == place.name:
         return
@@ -91,5 +91,5 @@ def _publish_as(run_id: str, folder: Path, place: RemotePath) -> None:
             with place.folder.open(name) as stream, copy.open("wb") as file:
                 shutil.copyfileobj(stream, file)
             target.folder.put(copy, name)
-    for name in sorted(moved, key=lambda name: name == FILE_NAME):  # last what says that it is a run
+    for name in sorted(moved, key=lambda name: name == FILE_NAME):  # last, the file that makes the folder a run
         place.folder.remove(name)

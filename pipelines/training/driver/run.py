@@ -1,4 +1,4 @@
-"""What the driver writes to the tracked run of a training: its settings, attempts, logs and end."""
+"""The facts that the driver writes to the tracked run of a training: its settings, attempts, logs and end."""
 
 import json
 import logging
@@ -59,20 +59,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DriverRecord:
-    """One training's run as the driver sees it."""
+    """The driver's record of a training's run."""
 
     run: TrackedRun
     folder: Path
-    """Folder of this machine with the run's settings, logs and journals."""
+    """Folder on this machine with the run's settings, logs and journals."""
     place: AnyPath
-    """Where the run is kept, with its checkpoints: the same folder, or a URL."""
+    """Location of the run and its checkpoints: the same folder, or a URL."""
     _writer: RunWriter
     _config: RunConfig
     _check_held: Callable[[], None]
 
     @property
     def name(self) -> str:
-        """Name of the run; where it was made without one, its identifier."""
+        """Name of the run; its identifier if it has no name."""
         local = read_local_run(self.folder)
         assert local is not None, self.folder
         return local.description.name or self.run.run_id
@@ -83,10 +83,10 @@ class DriverRecord:
         return self.place / CHECKPOINTS
 
     def attempt(self, attempt: Attempt) -> None:
-        """Record that an attempt begins, on how many workers, and why the one before failed.
+        """Record the start of an attempt, its number of workers, and why the previous attempt failed.
 
         Raises:
-            RuntimeError: Another driver has taken the run over.
+            RuntimeError: Another driver has taken over the run.
         """
         self._check_held()
         workers = str(attempt.num_workers)
@@ -104,31 +104,31 @@ class DriverRecord:
         self._writer.drain(patience=0)
 
     def environment(self, cluster: Mapping[str, Any]) -> None:
-        """Record packages, the lock that they are from, this machine, and what is known of the cluster."""
+        """Record the packages, their lock file, this machine, and the known facts about the cluster."""
         facts = {**host_facts(), "locks": revision.locks(), "cluster": dict(cluster)}
         self._writer.text(packages(), "environment/packages.txt")
         self._writer.text(json.dumps(facts, indent=1), "environment/driver.json")
 
     def finish(self, summary: TrainingSummary | None, *, has_diverged: bool = False) -> None:
-        """Record the logs of the ranks, and what a rank 0 that died has left.
+        """Record the logs of the ranks, and the journal entries that a dead rank 0 has left.
 
         Args:
-            summary: What rank 0 returned; None after a failure.
-            has_diverged: Whether the failure is a divergence, see `is_divergence`: the steps that led to it, which no
-                checkpoint holds, are recorded then.
+            summary: The result of rank 0; None after a failure.
+            has_diverged: Whether the failure is a divergence, see `is_divergence`. If so, the steps that led to it are
+                recorded although no checkpoint contains them.
 
         Raises:
-            TrackingError: Training is done, and the store has not taken its model or all of its records.
+            TrackingError: Training is done, but the store did not receive its model or all of its records.
         """
         reason = summary.not_recorded if summary else ""
         if (self.folder / "logs").is_dir():
             self._writer.folder(self.folder / "logs", "logs")
         if not reason:
-            reason = self._writer.drain(answers=summary is not None)  # rank 0's records were taken a moment ago
+            reason = self._writer.drain(answers=summary is not None)  # the store has just received rank 0's records
         try:
             fetch_rank_journal(self.place, self.folder)
         except StorageError:
-            if summary is not None:  # after a failure, that one is told
+            if summary is not None:  # after a failed training, only that failure is reported
                 raise
         left = rank_journal(self.folder)
         if summary is None and left.is_dir() and not reason:
@@ -156,14 +156,14 @@ class DriverRecord:
 def recorded_run(
     config: RunConfig, manifest: Manifest, on_news: OnNews, tags: Mapping[str, str] | None = None
 ) -> Iterator[DriverRecord]:
-    """Make or continue the run of a training, and end it as the block ends: finished, failed or killed.
+    """Make or continue the run of a training, and set its status when the block ends: finished, failed or killed.
 
-    A run whose loss or gradients became not finite has the tag `diverged`, which says where.
+    If loss or gradients became not finite, the run gets the tag `diverged` with the location.
 
     Args:
         config: The whole configuration; `training.resume_run` names a run to continue.
         manifest: The dataset.
-        on_news: Called when the store does not answer and when it does again.
+        on_news: Called when the store stops answering and when it answers again.
         tags: Further tags of a new run, such as its parent.
 
     Raises:
@@ -174,7 +174,7 @@ def recorded_run(
     heard = _Heard(on_news)
     with ExitStack() as stack:
         before: LocalRun | None = None
-        if resumed is not None:  # nothing is said of a run before it is ours
+        if resumed is not None:  # the run must be ours before anything is read from it or written to it
             check_held = stack.enter_context(held_run(run_place(config, resumed)))
             fetch_records(config, resumed)
             before = read_local_run(output / resumed)
@@ -212,15 +212,15 @@ def recorded_run(
             raise
         finally:
             writer.close()
-            with suppress(OSError):  # one of the journals is kept
+            with suppress(OSError):  # the folder still has a journal
                 journals(folder).rmdir()
 
 
 def with_stored_run(config: RunConfig) -> RunConfig:
-    """Give the store the run that is to be continued, where training has done without the store so far.
+    """Add the run to continue to the store, if it was trained without the store so far.
 
     Returns:
-        The configuration with the identifier that the run has in the store.
+        The configuration with the run's identifier in the store.
 
     Raises:
         ValueError: Another driver trains the run.
@@ -241,15 +241,15 @@ def with_stored_run(config: RunConfig) -> RunConfig:
 
 
 def is_divergence(error: BaseException) -> bool:
-    """Whether a training ended because its loss, a gradient or a weight was not finite any more."""
+    """Return whether a training ended because its loss, a gradient or a weight became not finite."""
     return isinstance(error, WorkerError) and error.root.summary.startswith(FloatingPointError.__name__)
 
 
 def newest_resumable(config: RunConfig) -> runs.UnfinishedRun:
-    """Return the newest run of the experiment that is not finished and has checkpoints under `training.output`.
+    """Return the newest unfinished run of the experiment with checkpoints under `training.output`.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is no such run.
         TrackingError: The store does not answer.
     """
     tracking = config.tracking
@@ -265,7 +265,7 @@ def newest_resumable(config: RunConfig) -> runs.UnfinishedRun:
 
 
 def _unfinished_here(config: RunConfig, experiment: str) -> list[runs.UnfinishedRun]:
-    """Runs of the experiment under `training.output` that are not finished, the newest first."""
+    """Return the unfinished runs of the experiment under `training.output`, the newest first."""
     folders = [each for each in Path(config.training.output).glob("*") if each.is_dir() and not each.is_symlink()]
     found = [local for folder in folders if (local := _local_run(folder))]
     chosen = [
@@ -280,7 +280,7 @@ def _unfinished_here(config: RunConfig, experiment: str) -> list[runs.Unfinished
 def _local_run(folder: Path) -> LocalRun | None:
     try:
         return read_local_run(folder)
-    except (OSError, ValueError) as error:  # another user's, or damaged
+    except (OSError, ValueError) as error:  # of another user, or damaged
         _log.warning("passed over: %s", error)
         return None
 
@@ -306,9 +306,9 @@ def _write_beginning(
     manifest: Manifest,
     before: LocalRun | None,
 ) -> None:
-    """Record what trains, also beside the checkpoints, from which a model can then be made without the store.
+    """Record configuration and dataset, also beside the checkpoints: a model can then be made without the store.
 
-    Tags that say how a resumed run ended, by what its folder knew of it `before`, are emptied.
+    If a run is resumed, the tags about its earlier end are emptied. `before` is what its folder said about that end.
     """
     settings = settings_of(config, manifest)
     if config.training.resume_run is None:
@@ -332,21 +332,21 @@ def _write_beginning(
 
 
 def _was_left_running(run: TrackedRun, before: LocalRun | None) -> bool:
-    """Whether the driver of a run died, by what its folder knew of it before, or by what was written of that since."""
+    """Return whether the driver of a run died, according to its folder before this attempt or to its tags."""
     if before is not None and before.status == "RUNNING":
         return True
     return not run.is_offline and DRIVER_DIED.items() <= runs.tags(run).items()
 
 
 def _as_yaml(config: RunConfig, manifest: Manifest) -> str:
-    """The configuration that holds, for `--config`, without the archive, which training does not read."""
+    """Return the effective configuration for `--config`, without the archive, which training does not read."""
     values = text_of(config.model_dump(mode="json", exclude={"archive", "prepare"}))
     return f"# dataset of archive {manifest.archive}, source fingerprint {manifest.source_fingerprint}\n{values}"
 
 
 @contextmanager
 def _published(config: RunConfig, run_id: str) -> Iterator[None]:
-    """Copy the run's records to its URL at the end, if it has one; after a failure, that one alone is told."""
+    """Copy the run's records to its URL at the end, if it has one; after a failure, only that failure is reported."""
     try:
         yield
     except BaseException:
@@ -357,13 +357,13 @@ def _published(config: RunConfig, run_id: str) -> Iterator[None]:
 
 
 class _Heard:
-    """What the driver has heard of the store, which it does not ask again within an outage."""
+    """The latest news about the store, so that the driver does not ask it again during an outage."""
 
     def __init__(self, on_news: OnNews) -> None:
-        """Begin with a store that answers."""
+        """Assume a store that answers."""
         self._on_news = on_news
         self.away = ""
-        """Why the store does not answer; empty where it does."""
+        """Reason why the store does not answer; empty if it answers."""
 
     def __call__(self, news: News, reason: str) -> None:
         if news != "refused":
@@ -373,7 +373,7 @@ class _Heard:
 
 @contextmanager
 def _ended(run: TrackedRun, folder: Path, place: AnyPath, heard: _Heard) -> Iterator[None]:
-    """Say at the end how a run ended; of a failure, the store's own is only mentioned."""
+    """Record at the end how a run ended; after a failed training, a failure of the store is only mentioned."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Which settings of a run have changed, and from which step on: the store's parameters of a run cannot change."""
+"""The history of a run's changed settings by step, because the store's parameters of a run cannot change."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from pipelines.tracking.store import revision
 from pipelines.tracking.store.recorded import CHANGED_PREFIX, NOT_SET
 
 FILE_NAME = "settings.json"
-"""File in a run's folder: the settings that hold, the changes so far, and which version of the package wrote them."""
+"""A file in a run's folder with the current settings, the changes so far, and the package version that wrote it."""
 _NEVER_A_CHANGE = (
     "training.resume_run",
     "training.output",
@@ -23,24 +23,24 @@ _NEVER_A_CHANGE = (
 
 
 def begin(folder: Path, settings: Mapping[str, str]) -> None:
-    """Note the settings with which a run begins."""
+    """Write the settings of a new run."""
     _write(folder, settings, [])
 
 
 def record_changes(writer: RunWriter, folder: Path, settings: Mapping[str, str], step: int) -> None:
-    """Write to the run which settings differ from those so far.
+    """Write to the run which settings differ from the previous ones.
 
     Args:
-        writer: Writes to the run.
+        writer: The run's writer.
         folder: The run's folder.
-        settings: All settings that hold from now on, by key.
-        step: Optimizer steps that were taken with the settings so far.
+        settings: All settings from now on, by key.
+        step: Number of optimizer steps with the previous settings.
 
     Raises:
-        FileNotFoundError: The folder does not say its settings so far.
+        FileNotFoundError: The folder does not contain the previous settings.
     """
     before, history, has_all = _read(folder)
-    # Another version of the package may have settings of its own, which nobody has changed.
+    # Another package version may have additional settings, which the user has not changed.
     keys = settings.keys() | before.keys() if has_all else settings.keys() & before.keys()
     changes = [
         {"step": step, "setting": key, "before": before.get(key, NOT_SET), "after": settings.get(key, NOT_SET)}
@@ -57,19 +57,19 @@ def record_changes(writer: RunWriter, folder: Path, settings: Mapping[str, str],
 
 
 def now(folder: Path) -> dict[str, str]:
-    """Return the settings that hold.
+    """Return the current settings.
 
     Raises:
-        FileNotFoundError: The folder does not say them.
+        FileNotFoundError: The folder does not contain them.
     """
     return _read(folder)[0]
 
 
 def _texts(history: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The values of each changed setting after the first one: `0.5 from step 16, 0.1 from step 24`."""
+    """Return the later values of each changed setting: `0.5 from step 16, 0.1 from step 24`."""
     kept: dict[str, list[Mapping[str, Any]]] = {}
     for change in history:
-        # No step that counts was taken with a value that was changed again before the next checkpoint.
+        # If a value was changed again before the next checkpoint, no remaining step used it.
         values = [other for other in kept.get(change["setting"], []) if other["step"] < change["step"]]
         if not values or values[-1]["after"] != change["after"]:
             values.append(change)
@@ -81,7 +81,7 @@ def _texts(history: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _read(folder: Path) -> tuple[dict[str, str], list[dict[str, Any]], bool]:
-    """The settings so far, the changes, and whether this version of the package wrote them."""
+    """Return the settings, the changes, and whether this version of the package wrote them."""
     values: dict[str, Any] = json.loads((folder / FILE_NAME).read_text())
     return values["now"], values["changes"], values["version"] == revision.package_version()
 

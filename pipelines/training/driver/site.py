@@ -1,4 +1,4 @@
-"""What a rank of a training needs where it runs; looked at without importing TensorFlow."""
+"""The checks of a rank's host before training; this module imports no TensorFlow."""
 
 import importlib.util
 import os
@@ -15,14 +15,14 @@ _PACKAGES = ("tensorflow", "keras", "horovod", "mlflow")
 
 @dataclass(frozen=True)
 class Site:
-    """Where a rank runs and what it lacks there."""
+    """The host of a rank, and the problems found there."""
 
     host: str
     problems: tuple[str, ...]
 
 
 def look(config: RunConfig) -> Site:
-    """Look, as one rank, for packages, the dataset and the folder of the checkpoints."""
+    """Check on a rank's host for packages, the dataset and the folder of the checkpoints."""
     problems = [f"the package {name} is not installed" for name in _PACKAGES if not importlib.util.find_spec(name)]
     try:
         read_manifest(config.dataset.path)

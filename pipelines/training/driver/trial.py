@@ -1,6 +1,6 @@
-"""Parts that are not this project's own, built once before any rank starts, in a process of their own.
+"""A trial of user-defined parts: they are built once in a separate process before any rank starts.
 
-So the driver imports no TensorFlow, takes no memory of a GPU, and survives whatever these parts do.
+So the driver imports no TensorFlow, takes no GPU memory, and survives any failure of these parts.
 """
 
 import logging
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 _SECONDS = 600
 _REFUSED = 9
 _WARNING = "groundswell: "
-"""What a line for the user begins with; code by import path may print others."""
+"""The prefix of a line for the user; code by import path may print other lines."""
 _log = logging.getLogger(__name__)
 
 
 def has_own_parts(config: RunConfig) -> bool:
-    """Whether the training has a part by import path, or names layers, which only the model knows."""
+    """Return whether the training has a part by import path or names layers, which only the model can check."""
     training, warm_start = config.training, config.warm_start
     own = "import" in (config.model.name, config.input.augmentation.name, training.loss.name)
     own = own or bool(training.metrics or training.mode.declaration.implementation)
@@ -38,11 +38,11 @@ def has_own_parts(config: RunConfig) -> bool:
 
 
 def try_parts(config: RunConfig, manifest: Manifest) -> None:
-    """Build in another process what has an import path, and the model that would be logged.
+    """Build the parts with an import path and the model to log, in another process.
 
     Raises:
-        ValueError: A part is not found, raises an exception, or does not fit; in one line.
-        RuntimeError: The process ended otherwise, or took too long.
+        ValueError: A part is not found, raises an exception, or does not fit. The text has one line.
+        RuntimeError: The process failed in another way, or took too long.
     """
     command = [sys.executable, "-P", "-m", "pipelines.training.driver.trial"]
     environment = {
@@ -70,10 +70,10 @@ def try_parts(config: RunConfig, manifest: Manifest) -> None:
 
 
 def build_parts(config: RunConfig, manifest: Manifest) -> list[str]:
-    """Build the model of the training and the one that is logged at its end; return what the user should know.
+    """Build the model of the training and the model that is logged at its end; return notes for the user.
 
     Raises:
-        ValueError: As the parts do.
+        ValueError: A part does not fit.
     """
     from models.imported import described
     from models.layers.augmentation import AugmentedModel
@@ -88,7 +88,7 @@ def build_parts(config: RunConfig, manifest: Manifest) -> list[str]:
     make_rate_factors(config, model)
     _try_objective(config, manifest)
     if isinstance(model, AugmentedModel) and model.augmentation is not None:
-        # Not the layer itself: Keras would make several lines of an error.
+        # Not the layer itself, because Keras would turn an error into several lines.
         model.augmentation.call(*_two_samples(model), training=True)
     if config.model.name == "import":
         _try_sizes(model, config, manifest)
@@ -111,7 +111,7 @@ def build_parts(config: RunConfig, manifest: Manifest) -> list[str]:
 
 
 def _check_gradients(model: Any, config: RunConfig) -> None:
-    """Refuse a network that stops the gradients of variables which would be trained."""
+    """Refuse a network that stops the gradients of trainable variables."""
     import tensorflow as tf
 
     from models.layers.augmentation import AugmentedModel
@@ -142,9 +142,9 @@ def _notes(model: Any) -> list[str]:
 
 
 def _check_paths(model: Any, config: RunConfig) -> None:
-    """Refuse variables that share a path, as those of two nested networks may, where something is kept by it."""
+    """Refuse variables with the same path, as in two nested networks, if a setting identifies variables by path."""
     setting = _kept_by_path(config)
-    # A warm start takes statistics too; the others keep something of trained variables only.
+    # A warm start also loads statistics. The other settings concern trained variables only.
     kept = model.variables if setting == "warm_start.source" else model.trainable_variables
     twice = [path for path, count in Counter(each.path for each in kept).items() if count > 1]
     if setting and twice:
@@ -155,7 +155,7 @@ def _check_paths(model: Any, config: RunConfig) -> None:
 
 
 def _kept_by_path(config: RunConfig) -> str:
-    """The setting by which something of a variable is found by its path; empty if there is none."""
+    """Return the setting that identifies variables by their paths; empty if there is none."""
     if isinstance(config.optimizer, LayerwiseConfig):
         return f"optimizer={config.optimizer.name}"
     if not isinstance(config.exchange.codec, NoneConfig):
@@ -168,7 +168,7 @@ def _kept_by_path(config: RunConfig) -> str:
 
 
 def _try_sizes(model: Any, config: RunConfig, manifest: Manifest) -> None:
-    """Train a network by import path on two samples of each size of the resolution schedule."""
+    """Run a network by import path in training mode on two samples of each size in the resolution schedule."""
     from models.imported import described
     from models.layers.augmentation import AugmentedModel
     from models.layers.resolution import training_size
@@ -178,7 +178,7 @@ def _try_sizes(model: Any, config: RunConfig, manifest: Manifest) -> None:
         try:
             with training_size(size):
                 logits = network(_two_samples(network)[0], training=True)
-        except Exception as error:  # whatever the network's own layers raise
+        except Exception as error:  # the network's own layers may raise any exception
             reason = f"({described(error)})"
         else:
             if tuple(logits.shape) == (2, len(manifest.class_names)):
@@ -192,10 +192,10 @@ def _try_sizes(model: Any, config: RunConfig, manifest: Manifest) -> None:
 
 
 def try_metrics(metrics: "Mapping[str, Metric]", manifest: Manifest) -> None:
-    """Call metrics by import path on made-up samples, in this process.
+    """Call metrics by import path on artificial samples, in this process.
 
     Raises:
-        ValueError: As the metrics do.
+        ValueError: A metric fails.
     """
     import numpy as np
 
@@ -207,7 +207,7 @@ def try_metrics(metrics: "Mapping[str, Metric]", manifest: Manifest) -> None:
 
 
 def _made_up_samples(manifest: Manifest) -> tuple[Any, Any]:
-    """Targets and logits of samples of which every class has some and some others have not."""
+    """Return targets and logits of artificial samples; each class has positive and negative samples."""
     import numpy as np
 
     targets = np.tile(np.eye(len(manifest.class_names), dtype=np.uint8), (2, 1))
@@ -215,7 +215,7 @@ def _made_up_samples(manifest: Manifest) -> tuple[Any, Any]:
 
 
 def _try_objective(config: RunConfig, manifest: Manifest) -> None:
-    """Call loss and metrics by import path on made-up samples."""
+    """Call loss and metrics by import path on artificial samples."""
     import numpy as np
 
     from pipelines.training.setup.objective import make_loss, make_metrics
@@ -232,7 +232,7 @@ def _try_objective(config: RunConfig, manifest: Manifest) -> None:
 
 
 def _two_samples(model: "AugmentedModel") -> tuple[dict[str, Any], Any]:
-    """Images of zeros for each input of the model, and seeds."""
+    """Return images of zeros for each input of the model, and seeds."""
     import tensorflow as tf
 
     images = {name: tf.zeros((2, *each.shape[1:]), each.dtype) for name, each in model.input.items()}

@@ -1,4 +1,4 @@
-"""Metrics of one split, of the scores that are gathered from all ranks."""
+"""The metrics of one split, computed from the scores of all ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -33,18 +33,18 @@ def evaluate(
     """Score every sample of the split exactly once; each rank scores a part of them.
 
     Args:
-        predict: Gives logits `(batch, classes)` for images.
-        loss: Per-sample loss of targets and logits.
-        reader: The split.
-        collective: All ranks call this together.
+        predict: Returns logits `(batch, classes)` for images.
+        loss: Per-sample loss from targets and logits.
+        reader: Reader of the split.
+        collective: The ranks, which call this together.
         batch_size: Number of samples in one batch of one rank.
         class_names: Names of the classes, in the order of the predictions.
-        task: Says how logits become probabilities, and which scores there are.
-        own_metrics: Further metrics by name, of the scores of all ranks.
+        task: Decides how logits become probabilities, and which scores exist.
+        own_metrics: Further metrics by name, computed from the scores of all ranks.
         keeps_predictions: Whether the result has all predictions; the same on every rank.
 
     Raises:
-        FloatingPointError: A probability is not finite; on every rank alike.
+        FloatingPointError: A probability is not finite. Every rank raises this error.
     """
     classes = len(class_names)
     scores, targets = [np.zeros((0, classes), np.float32)], [np.zeros((0, classes), np.uint8)]

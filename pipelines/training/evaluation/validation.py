@@ -1,4 +1,4 @@
-"""What is scored after every epoch: the model, and the average of its weights where there is one."""
+"""The validation after every epoch: of the model, and of the average of its weights if there is one."""
 
 from collections.abc import Callable, Mapping
 
@@ -34,8 +34,8 @@ def make_validation(
 ) -> Validate:
     """Return the function that scores the validation split on all ranks.
 
-    It returns the scores by the group of their metrics: those of the model as "val", those of its averaged weights as
-    "val_ema"; nothing where the dataset has no validation split. The loss is the plain one, whatever training has.
+    The function returns the scores by metric group: "val" for the model, "val_ema" for its averaged weights. It returns
+    no scores if the dataset has no validation split. The loss is the plain one, whatever loss training uses.
     """
     if VALIDATION_SPLIT not in manifest.splits:
         return dict
@@ -67,7 +67,7 @@ def make_validation(
 
 
 def validation_images(config: RunConfig, manifest: Manifest) -> Callable[[int], NDArray[np.uint8]] | None:
-    """Return the function from a row of the validation split to its pixels as people see them; None without one."""
+    """Return the function from a row of the validation split to its visible pixels; None without such a split."""
     if VALIDATION_SPLIT not in manifest.splits:
         return None
     reader = SplitReader(config.dataset.path, VALIDATION_SPLIT, reader_settings(config.reader))

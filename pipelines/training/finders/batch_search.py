@@ -1,4 +1,4 @@
-"""The search for the largest batch as every rank runs it: real steps of the real model, on images of zeros."""
+"""The search for the largest batch on every rank: real steps of the real model, on images of zeros."""
 
 import keras
 import numpy as np
@@ -22,10 +22,10 @@ from pipelines.training.step.weight_average import WeightAverage
 
 
 def batch_search_worker(config: RunConfig, largest_allowed: int) -> BatchSearch:
-    """Try rising batch sizes on all ranks together; the same call, and result, on every rank.
+    """Try increasing batch sizes on all ranks together; every rank makes the same call and gets the same result.
 
-    Every trial is two whole training steps, with the exchange and the optimizer's update at rate 0. Batch norm takes
-    its statistics on each rank alone.
+    Every trial is two complete training steps, with the exchange and the optimizer's update at rate 0. Batch norm
+    computes its statistics on each rank separately.
 
     Args:
         config: The whole configuration; its batch size is not used.
@@ -37,7 +37,7 @@ def batch_search_worker(config: RunConfig, largest_allowed: int) -> BatchSearch:
     model = make_model(config, manifest)
     freeze_layers(config, model)
     agree_on_kernels(config, collective)
-    # On a GPU memory ends with an error, of which all ranks learn before the exchange, so that none waits for ever.
+    # On a GPU a rank gets an error if memory is full. All ranks share it before the exchange, so no rank waits forever.
     accumulates = config.training.accumulation_steps > 1 or config.training.global_batch_size is not None or _on_gpu()
     loss, micro_batches = make_loss(config, manifest), 2 if accumulates else 1
     parts = Parts(collective, manifest, micro_batches, model, loss)
@@ -76,19 +76,19 @@ def _try(size: int, trainer: Trainer, manifest: Manifest, *, augments: bool) -> 
             return Trial(size, _peak(collective), out_of_memory=True)
         trainer.step(*batch)
     else:
-        for _ in range(2):  # the first step compiles; the second one runs with what it has left
+        for _ in range(2):  # the first step compiles; the second one runs with the remaining memory
             trainer.step(*batch)
     return Trial(size, _peak(collective))
 
 
 def _peak(collective: HorovodCollective) -> int:
-    """Largest memory of any rank so far: resident, or the GPU's that TensorFlow has taken."""
+    """Return the largest memory of any rank so far: resident memory, or GPU memory taken by TensorFlow."""
     own = tf.config.experimental.get_memory_info("GPU:0")["peak"] if _on_gpu() else resident_peak()
     return int(collective.concatenate(np.array([own], np.int64)).max())
 
 
 def _least(collective: HorovodCollective, own: MemoryLimit) -> MemoryLimit:
-    """The limit of the rank with the least memory, which may be on another host."""
+    """Return the limit of the rank with the least memory, which may be on another host."""
     limits = collective.concatenate(np.array([own.bytes], np.int64))
     least = int(np.argmin(limits))
     if int(limits[least]) == own.bytes:

@@ -1,6 +1,6 @@
-"""Which batch sizes to try, and which one fits: the search for the largest batch as numbers.
+"""The rules of the search for the largest batch: which sizes to try, and which one fits.
 
-Nothing here imports TensorFlow: the driver reads the result.
+This module imports no TensorFlow, because the driver reads the result.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from conf.sections.training import TrainingConfig
 from pipelines.training.memory.memory import MemoryLimit, Needs
 
 FRACTION = 0.8
-"""Part of a rank's memory that a batch may take: the rest is for validation, checkpoints and fragmentation."""
+"""The fraction of a rank's memory that a batch may take. The rest is for validation, checkpoints and fragmentation."""
 MAXIMUM_TRIALS = 6
 _FIRST_PART = 32
 _ROUND_FROM, _ROUND_TO = 16, 8
@@ -18,50 +18,51 @@ _ROUND_FROM, _ROUND_TO = 16, 8
 
 @dataclass(frozen=True)
 class Trial:
-    """One batch size that all ranks have tried."""
+    """A batch size that all ranks have tried."""
 
     batch_size: int
     peak: int
-    """Largest memory of a rank so far, in bytes: the maximum over the ranks."""
+    """Largest memory of any rank so far, in bytes."""
     out_of_memory: bool = False
     """Whether the accelerator of a rank could not hold the batch."""
 
     def fits(self, limit: MemoryLimit) -> bool:
-        """Whether the batch left the memory free that it must."""
+        """Return whether the batch left enough memory free."""
         return not self.out_of_memory and self.peak <= FRACTION * limit.bytes
 
 
 @dataclass(frozen=True)
 class BatchSearch:
-    """What the search has seen."""
+    """The result of the search."""
 
     needs: Needs
     limit: MemoryLimit
-    """Memory of the rank that has the least."""
+    """Memory of the rank with the least memory."""
     largest_allowed: int
-    """No larger batch was tried."""
+    """Limit of the batch sizes that were tried."""
     trials: list[Trial]
 
     @property
     def found(self) -> int | None:
-        """Largest batch per worker that was tried and fits; None if none does."""
+        """The largest batch per worker that was tried and fits; None if none fits."""
         return max((trial.batch_size for trial in self.trials if trial.fits(self.limit)), default=None)
 
 
 def batch_multiple(config: TrainingConfig) -> int:
-    """Return the number of which every batch size must be a multiple: mixup takes samples in pairs."""
+    """Return the required divisor of every batch size: 2 with mixup, which mixes samples in pairs; otherwise 1."""
     return 1 if config.mixup is None else 2
 
 
 def next_batch_size(
     needs: Needs, limit: MemoryLimit, largest_allowed: int, trials: Sequence[Trial], multiple: int = 1
 ) -> int | None:
-    """Return the batch size to try next, larger than all before: memory that was held once is not given back.
+    """Return the next batch size to try, larger than all previous ones, because used memory is never returned.
 
-    The first is a thirty-second of what the estimate allows. The second is twice that, or less where the memory would
-    reach the limit if all of it grew with the batch. From then on a line through the two last trials says which size
-    reaches the limit. The search ends at a size that does not fit, at the largest allowed one, after `MAXIMUM_TRIALS`,
-    and where less than a tenth more is allowed. Every size is a multiple of `multiple`, as `largest_allowed` is.
+    The first size is 1/32 of the estimated limit. The second size is twice the first, or less if the memory would reach
+    the limit assuming that all of it grows with the batch. For later sizes, a line through the two last trials predicts
+    which size reaches the limit. The search ends at a size that does not fit, at the largest allowed one, or after
+    `MAXIMUM_TRIALS`. It also ends if the next size would be less than a tenth larger. Every size is a multiple of
+    `multiple`, as `largest_allowed` is.
     """
     allowed = FRACTION * limit.bytes
     if not trials:
@@ -74,7 +75,7 @@ def next_batch_size(
     else:
         before = trials[-2]
         slope = (last.peak - before.peak) / (last.batch_size - before.batch_size)
-        # What the process held before its first batch hides small ones: then nothing is known but the estimate.
+        # Memory that the process used before its first batch hides small batches. Only the estimate is then known.
         slope = max(slope, needs.sample / 4)
         size = last.batch_size + int((allowed - last.peak) / slope)
     size = min(_rounded(size, multiple), largest_allowed)
@@ -82,12 +83,12 @@ def next_batch_size(
 
 
 def smaller_batch(config: TrainingConfig, needs: Needs, limit: MemoryLimit | None) -> str:
-    """Say what to change where a batch did not fit.
+    """Return a text that says what to change if a batch did not fit.
 
     Args:
-        config: It has the batch that did not fit, whatever the estimate says.
+        config: The settings with the batch that did not fit, even if the estimate is smaller.
         needs: The estimate for its model.
-        limit: The memory of the rank; None: not known.
+        limit: The memory of the rank; None: unknown.
     """
     size, multiple = config.batch_size_per_worker, batch_multiple(config)
     fitting = size // 2 if limit is None else min(size // 2, needs.fitting(FRACTION * limit.bytes))
@@ -102,6 +103,6 @@ def smaller_batch(config: TrainingConfig, needs: Needs, limit: MemoryLimit | Non
 
 
 def _rounded(size: int, multiple: int) -> int:
-    """Round down to a multiple of 8, which kernels prefer, where that changes little; else to one of `multiple`."""
+    """Round down to a multiple of 8, which kernels prefer, if this changes little; otherwise to one of `multiple`."""
     to = _ROUND_TO if size >= _ROUND_FROM else multiple
     return size // to * to

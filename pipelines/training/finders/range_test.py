@@ -1,4 +1,4 @@
-"""The learning-rate range test as every rank runs it, on the real global batch with the real optimizer."""
+"""The learning-rate range test on every rank, with the real global batch and the real optimizer."""
 
 import itertools
 import math
@@ -27,10 +27,10 @@ _NEVER = 2**31 - 1
 
 
 def range_test_worker(config: RunConfig, rates: Sequence[float]) -> RangeTest:
-    """Take one optimizer step at each rate, until the loss diverges; the same call, and result, on every rank.
+    """Take one optimizer step at each rate until the loss diverges; all ranks make the same call with the same result.
 
-    Model, optimizer, codec, batch and order of samples are those of a training with this configuration. Nothing is
-    written.
+    Model, optimizer, codec, batch and order of samples are those of a training with this configuration. The test writes
+    nothing.
 
     Args:
         config: The whole configuration; its schedule is not used.
@@ -38,7 +38,7 @@ def range_test_worker(config: RunConfig, rates: Sequence[float]) -> RangeTest:
 
     Raises:
         StoppedOnRequest: A rank was asked to stop.
-        MemoryError: This rank ran out of memory; names what would fit.
+        MemoryError: This rank ran out of memory. The error names what would fit.
     """
     with shortage_explained(config) as shortage:
         return _test(config, rates, shortage)
@@ -47,7 +47,7 @@ def range_test_worker(config: RunConfig, rates: Sequence[float]) -> RangeTest:
 def _test(config: RunConfig, rates: Sequence[float], shortage: Shortage) -> RangeTest:
     parts = make_parts(config)
     collective, model = parts.collective, parts.model
-    # A scale of 1 changes no gradient, and lets all ranks stop together where one has gradients that are not finite.
+    # A scale of 1 changes no gradient. It lets all ranks stop together if one has gradients that are not finite.
     scale = LossScale() if config.training.precision == "float16" else LossScale(initial=1.0, growth_steps=_NEVER)
     mode = make_mode_of(config, parts, steps_per_epoch=len(rates), loss_scale=scale)
     trainer = make_trainer(config, parts, mode, lambda step: rates[step])
@@ -73,13 +73,13 @@ def _run(inputs: Iterator[Inputs], trainer: Trainer, rates: Sequence[float]) -> 
 
 
 def _inputs(config: RunConfig, data: TrainingInput, model: keras.Model) -> Iterator[Inputs]:
-    """The inputs of this rank's batches, epoch after epoch."""
+    """Yield the inputs of this rank's batches, epoch after epoch."""
     for epoch in itertools.count():
         yield from map(make_inputs(config, model, epoch), data.batches_of(epoch, 0))
 
 
 def _step(trainer: Trainer, rate: float, inputs: Iterator[Inputs]) -> float:
-    """Take one optimizer step; return its loss on this rank, or NaN on all ranks where it could not be taken."""
+    """Take one optimizer step and return its loss on this rank, or NaN on all ranks if the step failed."""
     trainer.optimizer.learning_rate = rate
     for _ in range(trainer.micro_batches - 1):
         assert trainer.accumulate is not None
@@ -89,12 +89,12 @@ def _step(trainer: Trainer, rate: float, inputs: Iterator[Inputs]) -> float:
     except tf.errors.InvalidArgumentError as error:
         if GRADIENTS_NOT_FINITE not in error.message and MEANS_NOT_FINITE not in error.message:
             raise
-        # All ranks know it from a sum, so that none of them waits for another one.
+        # All ranks know this from a sum, so no rank waits for another one.
         return math.nan
 
 
 def _add(losses: SmoothedLosses, rate: float, loss: float, collective: HorovodCollective) -> bool:
-    """Take the mean over the ranks, from which all of them draw the same conclusion; return whether it diverged."""
+    """Add the mean loss over the ranks and return whether it diverged; the result is the same on all ranks."""
     total, stops = collective.sum(np.array([loss, float(stop_requested())], np.float64))
     if stops > 0:
         raise StoppedOnRequest("the range test was stopped; nothing was recorded")

@@ -1,6 +1,6 @@
-"""The learning-rate range test as numbers: rates that rise, losses that are smoothed, and what they suggest.
+"""The figures of the learning-rate range test: increasing rates, smoothed losses, and the suggested rate.
 
-Nothing here imports TensorFlow: the driver reads the result.
+This module imports no TensorFlow, because the driver reads the result.
 """
 
 import math
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 _DECAY = 0.9
 _DIVERGED_FACTOR = 4.0
 _LEAST_POINTS = 5
-"""Points that a slope needs, and that the smoothing needs to forget its first loss."""
+"""The number of points that a slope needs, and after which the smoothing no longer depends on its first loss."""
 RULE = (
     "the rate at which the smoothed loss falls most steeply, at most a tenth of the rate with the lowest smoothed loss"
 )
@@ -23,27 +23,27 @@ class RatePoint:
     rate: float
     """Learning rate of the step."""
     loss: float
-    """Mean loss of the global batch before the step's update; may not be finite."""
+    """Mean loss of the global batch before the step's update. It may not be finite."""
     smoothed: float
-    """Mean of the losses so far, each with 0.9 of the weight of the next."""
+    """Mean of the losses so far. Each loss has 0.9 of the weight of the next one."""
 
 
 @dataclass(frozen=True)
 class RangeTest:
-    """What a range test has seen."""
+    """The result of a range test."""
 
     points: list[RatePoint]
     diverged: bool
-    """Whether it ended because the loss diverged, and not at the highest rate."""
+    """Whether the test ended because the loss diverged, and not at the highest rate."""
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A learning rate, and the two figures that it follows from."""
+    """A suggested learning rate, and the two figures that it is computed from."""
 
     rate: float
     steepest: float
-    """Rate at which the smoothed loss falls most steeply by the logarithm of the rate."""
+    """Rate at which the smoothed loss decreases fastest over the logarithm of the rate."""
     lowest: float
     """Rate with the lowest smoothed loss."""
 
@@ -52,7 +52,7 @@ def rising_rates(low: float, high: float, steps: int) -> list[float]:
     """Return `low * (high / low)**(i / (steps - 1))` for every step i.
 
     Raises:
-        ValueError: Rates that do not rise from above 0, or fewer than 10 steps.
+        ValueError: The rates do not rise from above 0, or there are fewer than 10 steps.
     """
     if not 0 < low < high:
         raise ValueError(f"the rates must rise from above 0, got {low:g} to {high:g}: change --low or --high")
@@ -62,7 +62,7 @@ def rising_rates(low: float, high: float, steps: int) -> list[float]:
 
 
 class SmoothedLosses:
-    """Smooths the losses of a range test, and says when it must end.
+    """Smooths the losses of a range test, and decides when it must end.
 
         smoothed_i = sum over j <= i of 0.9**(i - j) * loss_j, divided by the sum of these weights
         diverged:   the loss is not finite, or smoothed_i > 4 * lowest, the lowest smoothed value before it; where
@@ -72,7 +72,7 @@ class SmoothedLosses:
     """
 
     def __init__(self) -> None:
-        """No loss is known yet."""
+        """Start without losses."""
         self._sum = 0.0
         self._weight = 0.0
         self._lowest = math.inf
@@ -80,7 +80,7 @@ class SmoothedLosses:
         self.points: list[RatePoint] = []
 
     def add(self, rate: float, loss: float) -> bool:
-        """Take the loss of a step with this rate; return whether it diverged."""
+        """Add the loss of a step with this rate and return whether it diverged."""
         self._sum = _DECAY * self._sum + loss
         self._weight = _DECAY * self._weight + 1.0
         smoothed = self._sum / self._weight
@@ -92,16 +92,16 @@ class SmoothedLosses:
 
     @property
     def _limit(self) -> float:
-        """The smoothed loss above which training has diverged."""
+        """The limit of the smoothed loss; above it training has diverged."""
         scale = self._lowest if self._lowest > 0 else max(-self._lowest, self._highest - self._lowest)
         return self._lowest + (_DIVERGED_FACTOR - 1) * scale
 
 
 def suggest(points: Sequence[RatePoint]) -> Suggestion | None:
-    """Return the suggested learning rate, by the `RULE`; None if the smoothed loss never falls.
+    """Return the learning rate that the `RULE` suggests; None if the smoothed loss never decreases.
 
-    The slope at a point is that of the line between its two neighbours. The first points, whose smoothing knows few
-    losses, are left out.
+    The slope at a point is that of the line between its two neighbours. The first points are left out because they are
+    smoothed over few losses.
     """
     known = [point for point in points if math.isfinite(point.smoothed)][_LEAST_POINTS:]
     if len(known) < 3:

@@ -1,4 +1,4 @@
-"""How much memory a rank has, holds and needs."""
+"""The memory that a rank has, uses and needs."""
 
 import os
 import subprocess
@@ -16,48 +16,48 @@ class MemoryLimit:
 
     bytes: int
     source: str
-    """What limits it, for the person at the terminal."""
+    """A text for the user that says what limits the memory."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What one rank is estimated to need, in bytes."""
+    """The estimated memory needs of one rank, in bytes."""
 
     weights: int
     """All variables of the model."""
     gradients: int
-    """Float32, one for each trainable variable; twice where they are accumulated."""
+    """Float32 gradients of the trainable variables; twice if they are accumulated."""
     optimizer: int
     """All variables of the optimizer."""
     exchange: int
-    """What the codec keeps between steps."""
+    """State of the codec between steps."""
     sample: int
-    """Each sample's outputs of all layers, which the backward pass reads, and its images."""
+    """Images of one sample and its outputs of all layers, which the backward pass reads."""
     mode: int = 0
-    """What the training mode keeps between steps, such as a second copy of the weights."""
+    """State of the training mode between steps, such as a second copy of the weights."""
 
     @property
     def fixed(self) -> int:
-        """What does not depend on the batch."""
+        """The part that does not depend on the batch."""
         return self.weights + self.gradients + self.optimizer + self.exchange + self.mode
 
     def fitting(self, limit: float) -> int:
-        """Largest batch that is estimated to fit so many bytes; 0 if none does."""
+        """Return the largest batch that is estimated to fit into `limit` bytes; 0 if none fits."""
         return max(0, int((limit - self.fixed) // self.sample))
 
     def describe(self) -> str:
-        """The estimate as text."""
+        """Return the estimate as text."""
         parts = ("weights", "gradients", "optimizer", "exchange", "mode")
         known = ", ".join(f"{name} {getattr(self, name) / _MIB:,.1f} MiB" for name in parts if getattr(self, name))
         return f"{known}, {self.sample / _MIB:,.2f} MiB for each sample"
 
 
 def memory_limit(ranks_on_host: int, environment: Mapping[str, str] = os.environ) -> MemoryLimit:
-    """Return the memory that one rank may use: its GPU's, or its share of the host's or control group's.
+    """Return the memory that one rank may use: its GPU's, or its share of that of the host or control group.
 
     Args:
         ranks_on_host: Number of ranks that share the host.
-        environment: `CUDA_VISIBLE_DEVICES` says which GPU the launcher has assigned.
+        environment: Environment variables; `CUDA_VISIBLE_DEVICES` names the GPU that the launcher has assigned.
     """
     gpu = environment.get("CUDA_VISIBLE_DEVICES", "-1")
     if gpu != "-1":
@@ -69,7 +69,7 @@ def memory_limit(ranks_on_host: int, environment: Mapping[str, str] = os.environ
 
 
 def resident_peak() -> int:
-    """Largest resident set of this process so far, in bytes."""
+    """Return the largest resident set of this process so far, in bytes."""
     return memory_of()["VmHWM"]
 
 

@@ -1,4 +1,4 @@
-"""The estimate of what a rank needs, from the shapes of its variables and of the outputs of all layers."""
+"""The estimate of a rank's memory needs, from the shapes of its variables and of all layers' outputs."""
 
 import math
 from collections.abc import Iterator
@@ -24,13 +24,13 @@ def estimate(
     *,
     accumulates: bool,
 ) -> Needs:
-    """Estimate what a rank needs; a side of images that a network leaves open counts as 1.
+    """Estimate the memory needs of a rank; an image side that a network does not fix counts as 1.
 
     Args:
         model: The model that is trained.
         mode: Its training mode, with optimizer and exchange.
-        manifest: The dataset, whose image groups a batch holds.
-        accumulates: Whether gradients are summed over micro-batches, which takes them twice.
+        manifest: Manifest of the dataset; a batch has its image groups.
+        accumulates: Whether gradients are summed over micro-batches, which needs their memory twice.
     """
     gradients = _FLOAT_BYTES * sum(math.prod(variable.shape) for variable in model.trainable_variables)
     images = sum(math.prod(group.shape) * np.dtype(group.dtype).itemsize for group in manifest.groups)
@@ -47,18 +47,18 @@ def estimate(
 
 
 def _kept(mode: Mode) -> list[Any]:
-    """The variables of a mode beside the optimizer's, which differ between ranks in some modes."""
+    """Return the variables of a mode except the optimizer's, which differ between ranks in some modes."""
     counted = {id(variable) for variable in mode.optimizer.variables}
     return [each for each in (*mode.shared, *mode.own, *mode.between) if id(each) not in counted]
 
 
 def _outputs(network: Any) -> Iterator[Any]:
-    """The outputs of all operations of a functional model, nested ones included."""
+    """Yield the outputs of all operations of a functional model, including nested ones."""
     for operation in getattr(network, "operations", network.layers):
         if hasattr(operation, "operations"):
             yield from _outputs(operation)
             continue
-        # A layer of a model that is not functional, or one that is used twice, has no single output.
+        # A layer has no single output if its model is not functional or if it is used twice.
         with suppress(AttributeError, ValueError):
             yield from keras.tree.flatten(operation.output)
 

@@ -1,4 +1,4 @@
-"""What to say when a rank runs out of memory, in the rank and on the driver."""
+"""The error text when a rank runs out of memory, in the rank and on the driver."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,19 +17,19 @@ from pipelines.training.step.mode import Mode
 
 
 class Shortage:
-    """What is known of a rank's needs, should its memory end."""
+    """The known memory needs of a rank, for the error text if its memory runs out."""
 
     def __init__(self, config: RunConfig) -> None:
-        """Nothing is known before there is a model."""
+        """Start without needs, because there is no model yet."""
         self._config = config
         self._needs: Needs | None = None
         self._limit: MemoryLimit | None = None
 
     def know(self, parts: Parts, mode: Mode) -> None:
-        """Estimate what the model needs; rank 0 tells the driver, which learns nothing of a rank that was killed.
+        """Estimate the needs of the model; rank 0 sends them to the driver, because a killed rank sends nothing.
 
         Args:
-            parts: What the rank trains with.
+            parts: The parts that the rank trains with.
             mode: Its training mode.
         """
         self._needs = estimate(parts.model, mode, parts.manifest, accumulates=parts.micro_batches > 1)
@@ -38,17 +38,17 @@ class Shortage:
             tell(MemoryNeeded(needs=self._needs, limit=self._limit))
 
     def has_room(self) -> bool:
-        """Whether this spare can compute a step beside its rank, which does so too: an estimate, never on a GPU."""
+        """Estimate whether this spare can compute a step at the same time as its rank; never on a GPU."""
         needs, limit = self._needs, self._limit
         if needs is None or limit is None or tf.config.get_visible_devices("GPU"):
             return False
-        # This process holds what a rank holds before its first step.
+        # This process uses as much memory as a rank before its first step.
         each = resident_peak() + needs.gradients + self._config.training.batch_size_per_worker * needs.sample
-        states = 2 * (needs.weights + needs.optimizer + needs.exchange)  # which both share in memory
+        states = 2 * (needs.weights + needs.optimizer + needs.exchange)  # the in-memory checkpoints that both share
         return 2 * each + states <= FRACTION * limit.bytes
 
     def text(self) -> str:
-        """What to say where the memory has ended."""
+        """Return the error text for a rank that has run out of memory."""
         begin = f"rank {rank_of_job()} ran out of memory"
         if self._needs is None:
             return f"{begin} before it had a model, whatever the batch is: choose a smaller model or more memory"
@@ -57,10 +57,10 @@ class Shortage:
 
 @contextmanager
 def shortage_explained(config: RunConfig) -> Iterator[Shortage]:
-    """Say of an error which rank, batch and model were too large for the memory, and a batch that would fit.
+    """Explain an error of memory: name rank, batch and needs of the model, and a batch that would fit.
 
     Raises:
-        MemoryError: In place of TensorFlow's error, or of one that says less.
+        MemoryError: Memory ran out. This error replaces that of TensorFlow, or one with less information.
     """
     shortage = Shortage(config)
     try:
@@ -69,7 +69,7 @@ def shortage_explained(config: RunConfig) -> Iterator[Shortage]:
         text = shortage.text()
     else:
         return
-    # Outside the handler, so that TensorFlow's trace of the graph does not follow.
+    # Outside the handler, so that the error does not include TensorFlow's trace of the graph.
     raise MemoryError(text)
 
 

@@ -1,4 +1,4 @@
-"""Delayed gradients: every step applies what the step before it computed, so that no step waits for the network."""
+"""Delayed gradients: every step applies the gradients of the previous step, so that no step waits for the network."""
 
 from collections.abc import Sequence
 
@@ -14,20 +14,19 @@ from pipelines.training.step.rule import Apply, once_all_arrived
 
 
 class Delayed:
-    """While a step computes its gradients, those of the step before travel; then their mean is applied.
+    """The rule of delayed gradients: a step exchanges the previous step's gradients while it computes its own.
 
         step t:   m = mean over the ranks of g(t-1), during the forward and backward pass that gives g(t) = g(w(t))
                   w(t+1) = optimizer's update of w(t) by m
 
-    The first step applies nothing, and the gradients of the last one are never applied. So every rank holds the same
-    weights after every step, as in synchronous training, and the result does not depend on how the global batch is
-    divided among workers; but each gradient is that of weights one update old.
+    The first step applies nothing, and the gradients of the last step are never applied. Every rank holds the same
+    weights after every step, as in synchronous training. The result does not depend on how the global batch is divided
+    among workers. But each gradient belongs to weights that are one update old.
 
-    When it pays: when the exchange takes about as long as forward and backward pass and cannot be compressed; a step
-    then takes the longer one of the two in place of their sum. When not: on networks that synchronous training, whose
-    exchange begins during the backward pass, hides already; and at rates near the largest that still converge, for an
-    update that is one step old makes training less stable: momentum 0.9 tolerates a lower rate. A gradient more is held
-    in memory.
+    When it pays: if the exchange takes about as long as forward and backward pass and cannot be compressed. A step then
+    takes the longer of the two times instead of their sum. When not: if synchronous training already hides the
+    exchange, which starts there during the backward pass. Also not at rates near the largest that still converge: the
+    delay makes training less stable, and with momentum 0.9 the rate must be lower. One more gradient is held in memory.
 
     Source: Zinkevich, Langford, Smola 2009, "Slow learners are fast", with a delay of 1; Zhu et al. 2021, "Delayed
     gradient averaging".
@@ -40,11 +39,11 @@ class Delayed:
         exchange: GradientExchange,
         stop: StopAgreement | None,
     ) -> None:
-        """Create the variables that hold the gradients from one step to the next.
+        """Create the variables that hold the gradients between steps.
 
         Args:
             model: The model; its trainable variables have the gradients.
-            optimizer: Its optimizer, built.
+            optimizer: Its optimizer, already built.
             exchange: Averages the gradients.
             stop: The agreement on when to stop; each step includes it. None if training cannot be asked to stop.
         """
@@ -60,15 +59,15 @@ class Delayed:
         self.between: Sequence[tf.Variable] = ()
 
     def begin(self, step: int) -> None:
-        """Every rank has the same weights always."""
+        """Do nothing, because all ranks always have the same weights."""
 
     def block(self, step: int) -> int:
-        """The ranks come together in every step; see `Mode`."""
+        """Return `step`, because the ranks come together in every step; see `Mode`."""
         return step
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def begin_step(self) -> None:
-        """Let the last step's gradients, and the flags of the agreement, travel while this step computes its own."""
+        """Start the exchange of the last step's gradients and of the stop flags, in parallel with this step."""
         flags = None if self._stop is None else self._stop.exchange()
         pending = [variable.value.read_value() for variable in self._pending]
         means = self._exchange.exchange(pending, self._optimizer.learning_rate)
@@ -76,14 +75,14 @@ class Delayed:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def update(self, gradients: Sequence[tf.Tensor], apply: Apply) -> None:
-        """Apply the means of the last step, and keep these gradients for the next one; see `Rule`."""
+        """Apply the means of the last step and store these gradients for the next one; see `Rule`."""
         means = self._means
 
         def take_step() -> bool:
             apply(means)
             return True
 
-        with tf.control_dependencies(means):  # a branch begins with what needs none of them, as soon as it is chosen
+        with tf.control_dependencies(means):  # otherwise a branch would start operations that need no mean too early
             has_pending = self._has_pending.value > 0
         tf.cond(has_pending, take_step, lambda: False)
         self._has_pending.assign(1)

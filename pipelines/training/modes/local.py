@@ -1,4 +1,4 @@
-"""Local updates: every rank trains alone for some steps, and then the ranks come together."""
+"""Local updates: every rank trains alone for some steps, then the ranks come together."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,7 +16,7 @@ from pipelines.training.step.rule import Apply, once_all_arrived
 
 
 class LocalUpdates:
-    """Every rank applies its own gradients; every `every_steps` steps the ranks exchange how far they moved.
+    """The rule of local updates: ranks apply their own gradients, and exchange weight changes only at borders.
 
         between two borders, on each rank:   w = inner update(w, g)                (the configured optimizer)
         at a border:                         d = anchor - w
@@ -25,16 +25,16 @@ class LocalUpdates:
                                              w = anchor
 
     Borders are the multiples of `every_steps`, counted from the first step of the run, and the last step of every
-    epoch, so that validation and checkpoints see one model. Between borders no byte travels.
+    epoch. So validation and checkpoints see one model. Between borders the ranks send nothing.
 
-    Outer rate 1 and momentum 0 average the weights (local SGD); `local_after_steps` above 0 is post-local SGD; momentum
-    between 0 and 1 is block momentum as BMUF has it (rate: its block learning rate), classical or Nesterov; inner
-    AdamW with outer Nesterov momentum 0.9 at rate 0.7 is DiLoCo.
+    Special cases: outer rate 1 and momentum 0 average the weights (local SGD). `local_after_steps` above 0 is
+    post-local SGD. Momentum between 0 and 1 is the block momentum of BMUF (rate: its block learning rate), classical or
+    Nesterov. Inner AdamW with outer Nesterov momentum 0.9 at rate 0.7 is DiLoCo.
 
-    When it pays: when the exchange of a step takes longer than its computation even with a compressing codec, for it
-    divides the bytes by `every_steps`. When not: on fast networks; with few steps in all (momentum 0.9 needs about 100
-    borders to reach its speed); and the result depends on the number of workers, since each of them walks alone: on the
-    same data, N workers with local steps are not one worker with an N times larger batch.
+    When it pays: if the exchange of a step takes longer than its computation even with a compressing codec. This mode
+    divides the bytes by `every_steps`. When not: on fast networks, or with few steps in total (momentum 0.9 needs about
+    100 borders to reach its speed). The result also depends on the number of workers, because each trains alone. On the
+    same data, N workers with local steps do not equal one worker with an N times larger batch.
 
     Source: Stich 2019, "Local SGD converges fast and communicates little"; Lin et al. 2020, "Don't use large
     mini-batches, use local SGD"; Chen, Huo 2016 (BMUF); Douillard et al. 2023 (DiLoCo).
@@ -58,11 +58,11 @@ class LocalUpdates:
 
         Args:
             model: The model; its trainable variables are exchanged, batch-norm statistics are not.
-            optimizer: The inner optimizer, built; its moments stay on their rank.
-            exchange: Averages the ways that the ranks went.
-            stop: The agreement on when to stop, which is looked at where the ranks come together; None: no agreement.
-            steps_per_epoch: Optimizer steps of one epoch.
-            every_steps: Steps from one border to the next.
+            optimizer: The inner optimizer, already built; its moments stay on their rank.
+            exchange: Averages the weight changes of the ranks.
+            stop: The agreement on when to stop. The ranks check it when they come together. None: no agreement.
+            steps_per_epoch: Number of optimizer steps per epoch.
+            every_steps: Number of steps between borders.
             local_after_steps: Number of first steps that average gradients in float32, as synchronous training does.
             rate: Learning rate of the outer update.
             momentum: Momentum of the outer update, in [0, 1).
@@ -75,7 +75,7 @@ class LocalUpdates:
         self._rate = rate
         self._outer = keras.optimizers.SGD(rate, momentum=momentum, nesterov=nesterov and momentum > 0, name="outer")
         self._outer.build(self._weights)
-        # Without a codec there is nothing that an exchange would keep from one step to the next.
+        # Without a codec the exchange has no state between steps.
         self._dense = GradientExchange(
             NoneCodec(),
             exchange.collective,
@@ -99,11 +99,11 @@ class LocalUpdates:
 
     def begin(self, step: int) -> None:
         """Take the weights of all ranks as the anchors; see `Mode`."""
-        self._outer.learning_rate = self._rate  # a checkpoint holds that of before, which may change
+        self._outer.learning_rate = self._rate  # the checkpoint has the earlier rate, and the user may change it
         self._set_anchors()
 
     def block(self, step: int) -> int:
-        """The last border up to this step; see `Mode`."""
+        """Return the last border up to this step; see `Mode`."""
         if step <= self._first:
             return step
         return max(
@@ -112,11 +112,11 @@ class LocalUpdates:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def begin_step(self) -> None:
-        """Nothing: whether a rank was asked to stop is asked at the next border."""
+        """Do nothing, because the ranks ask for a stop only at a border."""
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def update(self, gradients: Sequence[tf.Tensor], apply: Apply) -> None:
-        """Apply this rank's gradients, and come together at a border; see `Rule`."""
+        """Apply this rank's gradients and come together at a border; see `Rule`."""
         steps = tf.cast(self._optimizer.iterations.value, tf.int64) + 1
         together = steps <= self._first
         if self._first:
@@ -130,12 +130,12 @@ class LocalUpdates:
             tf.cond(steps == self._first, _done(self._set_anchors), lambda: True)
 
     def _averaged(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The mean over the ranks, in float32."""
+        """Return the mean over the ranks, in float32."""
         flags = None if self._stop is None else self._stop.exchange()
         return once_all_arrived(self._dense.exchange(gradients), flags)
 
     def _checked(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The gradients, once they are known to be finite: a rank that diverges alone stops at once."""
+        """Return the gradients after a check that they are finite, so that a diverging rank stops at once."""
         text = f"rank {self._exchange.collective.rank}: {GRADIENTS_NOT_FINITE}, from optimizer step"
         finite = check_finite(all_finite(gradients), self._names, text, self._optimizer.iterations.value)
         with tf.control_dependencies([finite]):
@@ -144,7 +144,7 @@ class LocalUpdates:
     def _come_together(self) -> None:
         flags = None if self._stop is None else self._stop.exchange()
         ways = [anchor.read_value() - weight.value for anchor, weight in zip(self._anchors, self._weights, strict=True)]
-        # Without a learning rate: it is in the length of the way already, and residuals are of such lengths.
+        # Without a learning rate, because the weight change already includes it, and so do the residuals.
         means = once_all_arrived(self._exchange.exchange(ways), flags)
         with tf.control_dependencies(means):
             for anchor, weight in zip(self._anchors, self._weights, strict=True):
@@ -168,7 +168,7 @@ class LocalUpdates:
 
 
 def _done(action: Callable[[], None]) -> Callable[[], bool]:
-    """The branch of a condition that only acts."""
+    """Return a branch of a condition that runs an action and returns True."""
 
     def branch() -> bool:
         action()

@@ -1,4 +1,4 @@
-"""Which part of an optimizer's state belongs to which variables of the model."""
+"""The relation between an optimizer's state and the variables of the model."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ import keras
 def state_of(
     variables: Sequence[keras.Variable], trained: Sequence[keras.Variable], optimizer: keras.optimizers.Optimizer
 ) -> list[keras.Variable]:
-    """Return the optimizer's variables for some of the model's: Keras puts the path of one before the other's name.
+    """Return the optimizer's variables for some of the model's; Keras prefixes their names with the model's paths.
 
     Args:
-        variables: Some of `trained`.
+        variables: The model's variables, some of `trained`.
         trained: All variables for which the optimizer was built.
         optimizer: The optimizer; its number of updates and its learning rate are left out.
 

@@ -1,4 +1,4 @@
-"""What a rank holds as a shard of a parameter server, and how weights are divided among shards."""
+"""The weights and the optimizer of one rank's shard of a parameter server, and the division of weights into shards."""
 
 import math
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ class OwnShard:
         """Copy the weights and the optimizer's state.
 
         Args:
-            variables: Those of the shard, among `trained`; none where there are more ranks than variables.
+            variables: Variables of the shard, which are some of `trained`; none if there are more ranks than variables.
             trained: All trainable variables of the model.
-            optimizer: The optimizer of all of them.
-            copy_optimizer: Makes that of the copies.
+            optimizer: The optimizer of all variables.
+            copy_optimizer: Makes the optimizer of the copies.
         """
         self._variables, self._whole = list(variables), optimizer
         self._copies = [
-            # Keras would take a variable of TensorFlow as it is.
+            # Keras would not copy a TensorFlow variable.
             keras.Variable(tf.identity(variable.value), trainable=True, name=f"shard_{number}")
             for number, variable in enumerate(variables)
         ]
@@ -53,7 +53,7 @@ class OwnShard:
         )
 
     def update(self, gradients: Gradients, rate: float) -> None:
-        """Change the weights by gradients, at a learning rate."""
+        """Update the weights with gradients at a learning rate."""
         if self._copies:
             self.optimizer.learning_rate = rate
             self._update(*map(tf.constant, gradients))
@@ -63,7 +63,7 @@ class OwnShard:
         return self._read().numpy().tobytes() if self._copies else b""
 
     def take_over(self) -> None:
-        """Take weights and state from the model and its optimizer."""
+        """Copy weights and state from the model and its optimizer."""
         for copy, variable in zip(self._copies, self._variables, strict=True):
             copy.assign(variable.value)
         if self._copies:
@@ -72,7 +72,7 @@ class OwnShard:
             self.optimizer.iterations.assign(self._whole.iterations.value)
 
     def give_back(self) -> None:
-        """Set the model's weights of this shard, and their state, to those here."""
+        """Copy this shard's weights and state back to the model and its optimizer."""
         for copy, variable in zip(self._copies, self._variables, strict=True):
             variable.assign(copy.value)
         if self._copies:
@@ -82,14 +82,14 @@ class OwnShard:
 
 
 def divide(shapes: Sequence[tuple[int, ...]], shards: int) -> list[list[int]]:
-    """Divide tensors among shards of about the same size: each goes, the largest first, to the shard with the least.
+    """Divide tensors among shards of about the same size: the largest tensor first, each to the smallest shard.
 
     Args:
-        shapes: One for each tensor.
+        shapes: One shape for each tensor.
         shards: Number of shards.
 
     Returns:
-        Positions of the tensors of each shard, in their order; the first shard has the largest tensor.
+        The positions of each shard's tensors, in order; the first shard has the largest tensor.
     """
     sizes, found = [0] * shards, [[] for _ in range(shards)]  # type: tuple[list[int], list[list[int]]]
     for index in sorted(range(len(shapes)), key=lambda each: -math.prod(shapes[each])):

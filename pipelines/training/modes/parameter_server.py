@@ -25,7 +25,7 @@ from pipelines.training.ranks.stop import StopAgreement
 from pipelines.training.step.mode import CopyOptimizer
 
 Messages = list[tuple[tf.Tensor, ...]]
-"""The arrays that are pushed, for each trainable variable; see `PushCodec`."""
+"""The pushed arrays of each trainable variable; see `PushCodec`."""
 
 
 class ParameterServer:
@@ -36,41 +36,42 @@ class ParameterServer:
 
     `synchrony` says who waits for whom:
 
-        async    nobody; the gradient may be that of weights that others have changed many times since
-        ssp      a worker that is more than `bound` steps ahead of the slowest one
-        backup   all, for the first N - b gradients of each step, of which the mean is applied as in `Synchronous`;
-                 a gradient that comes later is dropped, and its worker leaves out steps that are over
+        async    nobody waits; other workers may have changed the weights many times since the worker's fetch
+        ssp      a worker waits if it is more than `bound` steps ahead of the slowest one
+        backup   all workers wait for the first N - b gradients of each step. Their mean is applied as in `Synchronous`.
+                 Later gradients are dropped, and their workers skip steps that are complete.
 
-    With `async` a worker may fetch and push every few steps (Downpour): between two fetches it moves its own weights by
-    its gradients, and it pushes their sum. `synchronous_steps` first steps in lock step let the weights leave the part
-    where late gradients throw them off. `staleness_aware` lowers the rate of a push that is later than N - 1 updates.
-    The usual rate is over N because N workers make N updates where a synchronous step makes one.
+    With `async` a worker may fetch and push every few steps (Downpour). Between two fetches it updates its own weights
+    with its gradients, and it pushes their sum. The first `synchronous_steps` steps run in lock step, because late
+    gradients do most harm at the start. `staleness_aware` lowers the rate of a push that is later than N - 1 updates.
+    The usual rate is divided by N because N workers make N updates instead of one synchronous update.
 
-    The optimizer is the configured one, and its state is at the shards: Adagrad is what DistBelief found best there.
-    Momentum adds to what the delay does: use less of it. Whole variables belong to a shard, and the shards are of about
-    the same size. Batch-norm statistics are each worker's own, as in all modes. At the end of an epoch, and before
-    every checkpoint, all workers wait until everything has been pushed; then every rank gets the weights and the
-    optimizer's state of all shards. So validation and checkpoints see one model, in the layout of `Synchronous`.
+    The optimizer is the configured one, and its state is at the shards. DistBelief found Adagrad best there. Delay acts
+    like additional momentum, so use less momentum. A variable belongs to one shard, and the shards have about the same
+    size. Each worker has its own batch-norm statistics, as in all modes. At the end of an epoch and before every
+    checkpoint, all workers wait until everything has been pushed. Then every rank gets the weights and the optimizer's
+    state of all shards. So validation and checkpoints see one model, in the layout of `Synchronous`.
 
-    What equals what: `backup` without backup workers is `Synchronous`, up to the order of sums; `async` with one worker
-    is one process, digit by digit. With several workers `async` and `ssp` depend on timing and never repeat.
+    Equivalences: `backup` without backup workers is `Synchronous`, except for the order of sums. `async` with one
+    worker equals one process bit for bit. With several workers, results of `async` and `ssp` depend on timing and are
+    not reproducible.
 
-    When it pays: where some worker is slow now and then, as on a shared machine. A worker that is
-    always slow holds up `ssp` after `bound` steps, and every mode at the end of an epoch, as all workers have the same
-    number of samples. Steps per second over those of lock step, one of three workers 5 times as slow: 1.11 (`ssp`,
-    bound 3), 2.73 (`async`) and 3.73 (`backup`, 1 of 3) where it is always the same, and 1.85, 1.86 and 1.54 where it
-    is another one in every step (`make bench NAME=relaxed`). When not: on equal machines, where lock step takes the
-    same time and can be repeated. Accuracy: README.md of this folder. On a link each rank sends and receives as many
-    bytes as for an allreduce of (push + weights) / 2; only the push can be compressed (`none`, `onebit`, `topk`).
+    When it pays: if some worker is slow now and then, as on a shared machine. A worker that is always slow delays `ssp`
+    after `bound` steps. It delays every mode at the end of an epoch, because all workers have the same number of
+    samples. Steps per second relative to lock step were measured with one of three workers 5 times slower. If it is
+    always the same worker: 1.11 (`ssp`, bound 3), 2.73 (`async`) and 3.73 (`backup`, 1 of 3). If it is another worker
+    in every step: 1.85, 1.86 and 1.54 (`make bench NAME=relaxed`). When not: on equal machines, where lock step takes
+    the same time and is reproducible. Accuracy: README.md of this folder. Each rank sends and receives as many bytes as
+    for an allreduce of (push + weights) / 2. Only the push can be compressed (`none`, `onebit`, `topk`).
 
-    A rank holds 4 bytes a parameter for the weights that it computes with, 4/N for those of its shard, and the
-    optimizer's state once in whole, for checkpoints, and an N-th of it at the shard.
+    Memory of a rank: 4 bytes per parameter for the weights that it computes with, and 4/N for those of its shard. The
+    optimizer's state is held once completely, for checkpoints, and 1/N of it at the shard.
 
     Source: Dean et al. 2012, "Large scale distributed deep networks" (Downpour, Adagrad, warm start); Chilimbi et al.
     2014 (Project Adam); Ho et al. 2013 (SSP); Chen et al. 2016, "Revisiting distributed synchronous SGD" (backup
     workers); Zhang et al. 2016, "Staleness-aware async-SGD".
-    Differs: fetch, gradient and push follow one another in a worker; Downpour overlaps them. The staleness-aware rate
-    is not lowered for the usual N - 1 updates, which the rate over N covers.
+    Differs: a worker does fetch, gradient and push one after another; Downpour overlaps them. The staleness-aware rate
+    is not lowered for the usual N - 1 updates, because the rate is already divided by N.
     """
 
     def __init__(
@@ -90,27 +91,27 @@ class ParameterServer:
         staleness_aware: bool,
         synchronous_steps: int,
     ) -> None:
-        """Serve this rank's shard, and connect to all of them; every rank calls this together.
+        """Serve this rank's shard and connect to all shards; all ranks call this together.
 
         Args:
             model: The model that this worker computes with.
-            optimizer: Its optimizer, built, which only holds the state for checkpoints.
-            exchange: Names the ranks, and says which gradients travel in float32.
-            stop: What hears of a stop; None: training cannot be asked to stop.
+            optimizer: Its optimizer, already built; it only holds the state for checkpoints.
+            exchange: Provides the ranks and the rule which gradients are sent in float32.
+            stop: The agreement that a stop is reported to; None: training cannot be asked to stop.
             copy_optimizer: Makes the optimizer of this rank's shard.
             codec: Compresses pushes.
             synchrony: "async", "ssp" or "backup".
             bound: See `Synchrony`.
             backup_workers: See `Synchrony`.
-            fetch_every: Steps of a worker from one fetch to the next.
-            push_every: Steps of a worker from one push to the next.
+            fetch_every: Number of a worker's steps per fetch.
+            push_every: Number of a worker's steps per push.
             staleness_aware: See `Synchrony`.
             synchronous_steps: See `Synchrony`.
         """
         assert isinstance(exchange.collective, HorovodCollective)
         self._collective, self._exchange, self._stop = exchange.collective, exchange, stop
         self._optimizer, self._weights = optimizer, list(model.trainable_variables)
-        exchange.build(self._weights)  # checkpoints ask for its state, which nothing changes
+        exchange.build(self._weights)  # only for its state in checkpoints, which never changes
         rank, workers = self._collective.rank, self._collective.size
         self.rule = Synchrony(
             synchrony,  # type: ignore[arg-type]
@@ -153,19 +154,19 @@ class ParameterServer:
         self.begin(0)
 
     def begin(self, step: int) -> None:
-        """Give every shard the weights and the state that all ranks have after so many steps; see `Mode`."""
+        """Copy the weights and the state of all ranks after `step` steps to the shards; see `Mode`."""
         self.own_shard.take_over()
         self._shard.begin(step)
         self._step, self._accrued, self._fetched_at = step, 0, None
-        self._collective.sum(np.zeros(1))  # no worker fetches from a shard that has not begun
+        self._collective.sum(np.zeros(1))  # no worker fetches from a shard that has not started
 
     def block(self, step: int) -> int:
-        """All workers stop after the step that the first shard names, and no other one; see `Mode`."""
+        """Return `step` from the stop step on that the first shard names, otherwise -1; see `Mode`."""
         stop_at = self._client.stop_at
         return step if stop_at != NO_STOP and step >= stop_at else -1
 
     def begin_batch(self) -> bool:
-        """Fetch the weights before the first batch of a step, where it is time to; whether the step is still open."""
+        """Fetch the weights before the first batch of a step if a fetch is due; return whether the step is open."""
         if self._is_begun:
             return self._is_open
         began = time.perf_counter()
@@ -183,17 +184,17 @@ class ParameterServer:
 
     @property
     def steps_done(self) -> int:
-        """Steps that this worker has done or left out."""
+        """Number of steps that this worker has done or skipped."""
         return self._step
 
     @property
     def moves_own_weights(self) -> bool:
-        """Whether the worker changes its own weights by its gradients until the next fetch."""
+        """Whether the worker updates its own weights with its gradients until the next fetch."""
         return self._fetch_every > 1
 
     @property
     def accrues(self) -> bool:
-        """Whether a push has the gradients of several steps."""
+        """Whether a push contains the gradients of several steps."""
         return self._push_every > 1
 
     @property
@@ -207,21 +208,21 @@ class ParameterServer:
         return self._step < self._exchange.warmup_steps
 
     def own_rate(self) -> float:
-        """Learning rate at which a worker moves its own weights, until it fetches those of the shards."""
+        """Return the learning rate for the worker's own weights until it fetches those of the shards."""
         locked = self.rule.is_lock_step(self._step)
         return 0.0 if locked else self.rule.rate(float(self._optimizer.learning_rate), 0)
 
     def encode(self, gradients: Sequence[tf.Tensor], step: tf.Tensor, rate: tf.Tensor, *, dense: bool) -> Messages:
-        """Return what is pushed of these gradients; part of a graph."""
+        """Return the encoded push of these gradients; part of a graph."""
         rescales = self._exchange.rescale_residual
         return self._codec.encode(gradients, step, rate if rescales else None, dense=dense)
 
     def residual_norm(self) -> tf.Tensor:
-        """Return the norm of what is left to push; part of a graph."""
+        """Return the norm of the residual; part of a graph."""
         return self._codec.residual_norm()
 
     def end_step(self, messages: Messages | None) -> None:
-        """Push what `encode` has returned, after the last batch of a step; None: nothing is pushed yet."""
+        """Push the result of `encode` after the last batch of a step; None: nothing is pushed yet."""
         self._is_begun = False
         if self._is_open:
             self._accrued += 1
@@ -232,14 +233,14 @@ class ParameterServer:
             self._stop.hear()
 
     def come_together(self, encode_rest: Callable[[], Messages]) -> None:
-        """Push the rest, wait for all workers, and take weights and state from all shards; all ranks together.
+        """Push the rest, wait for all workers, and copy weights and state of all shards; all ranks together.
 
         Args:
-            encode_rest: Encodes what the worker has accrued.
+            encode_rest: Encodes the accrued gradients of the worker.
         """
         if self._accrued:
             self._push(encode_rest(), self._step - self._accrued)
-        self._collective.sum(np.zeros(1))  # all pushes of all workers are applied, as each waits for the reply
+        self._collective.sum(np.zeros(1))  # now all pushes are applied, because each worker waits for the reply
         self.own_shard.give_back()
         for owner in range(self._collective.size):
             mine = self._of(owner)
@@ -249,7 +250,7 @@ class ParameterServer:
         self._fetched_at = None
 
     def take_counts(self) -> dict[str, float]:
-        """Metrics of this rank's shard since the last call, which hears of every worker."""
+        """Return the metrics of this rank's shard since the last call; a shard receives pushes of every worker."""
         counts = self._shard.take_counts()
         pushes = max(counts.pushes, 1)
         return {
@@ -260,13 +261,13 @@ class ParameterServer:
         }
 
     def reset(self) -> None:
-        """Forget that a step has begun."""
+        """Discard the unfinished step."""
         self._is_begun = False
 
     def close(self) -> None:
-        """Hang up, where a process goes on to train something else; all ranks together.
+        """Close all connections if the process will train something else; all ranks call this together.
 
-        Workers that still take steps do not wait for this one.
+        Workers that still take steps do not wait for this worker.
         """
         self._client.close()
         self._collective.sum(np.zeros(1))
@@ -274,14 +275,14 @@ class ParameterServer:
 
     @property
     def updates(self) -> int:
-        """Updates of this rank's shard since `begin`."""
+        """Number of updates of this rank's shard since `begin`."""
         return self._shard.updates
 
     def _of(self, shard: int) -> list[keras.Variable]:
         return [self._weights[index] for index in self._shards[shard]]
 
     def _share_secret(self) -> bytes:
-        """One secret for all ranks, over the ring that only they have joined."""
+        """Share one secret among all ranks, over the ring that only they have joined."""
         own = secrets.token_hex(SECRET_BYTES)
         self._secret = bytes.fromhex(gather_json(own, self._collective)[0])
         return self._secret
@@ -295,7 +296,7 @@ class ParameterServer:
             self._collective.rank,
             [4 * each for each in parameters],
         )
-        self._client.fetch(0)  # each shard knows this worker before any of them begins
+        self._client.fetch(0)  # every shard knows this worker before any shard starts
 
     def _unpack(self, pushed: memoryview, dense: bool) -> Gradients:
         return self._codec.unpack(self._shards[self._collective.rank], pushed, dense=dense)
@@ -331,7 +332,7 @@ class ParameterServer:
 
 @dataclass
 class PushFigures:
-    """What one step of a worker sent and received, and how long that took."""
+    """The bytes that one step of a worker sent and received, and the time that this took."""
 
     fetched: int = 0
     """Bytes of weights."""
@@ -339,8 +340,8 @@ class PushFigures:
     """Bytes of gradients."""
     encode_seconds: float = 0.0
     wire_seconds: float = 0.0
-    """Waiting for other workers included."""
+    """Seconds of sending and receiving, including the wait for other workers."""
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Start a step."""
         self.fetched, self.pushed, self.encode_seconds, self.wire_seconds = 0, 0, 0.0, 0.0

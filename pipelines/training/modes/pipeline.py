@@ -1,4 +1,4 @@
-"""Pipelines: consecutive ranks hold one copy of the network between them, each of them a stage of it."""
+"""Pipelines: consecutive ranks share one copy of the network, and each rank holds one stage of it."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -31,42 +31,42 @@ _Passes = Callable[..., Any]
 
 
 class Pipeline:
-    """This rank's stage of a pipeline: the `Mode`, and its `Step`.
+    """The `Mode` and its `Step` of this rank's stage of a pipeline.
 
-        forward clock:   x(s+1, m) = stage s of x(s, m);  what it computes on the way is forgotten
+        forward clock:   x(s+1, m) = stage s of x(s, m);  activations inside the stage are discarded
         backward clock:  stage s of x(s, m) once more, then dx(s, m) and dw(s, m) from dx(s+1, m)
         end of a step:   the mean of dw(s) over the micro-batches, and over the same stage of all pipelines; update
 
     N ranks are G = N / S pipelines of S consecutive ranks. A pipeline takes the samples that one of G ranks has in
-    synchronous training, in M micro-batches, and its gradients are those of that rank. A stage computes one
-    micro-batch in a tick. The forward clock moves whenever a micro-batch arrives, and on its own after the last one.
-    Every stage is idle in S - 1 of M + S - 1 ticks of both clocks, which `figures` counts. The last stage computes
-    in the forward clock as the others do, which gives the loss.
+    synchronous training, in M micro-batches. Its gradients are those of that rank. A stage computes one micro-batch per
+    tick. The forward clock ticks when a micro-batch arrives, and by itself after the last one. Every stage is idle in
+    S - 1 of M + S - 1 ticks of both clocks, which `figures` counts. The last stage also computes in the forward clock,
+    to get the loss.
 
-    A rank holds what one micro-batch computes between two cuts, the tensors of all M micro-batches at the cut before
-    its stage, and the gradients of its stage. It holds all weights, and the optimizer's state of all of them, but
-    updates those of its stage only: before validation and checkpoints every rank gets the others' (`WholeModel`). So
-    these are the same as in synchronous training, and either can continue the other's checkpoints. All ranks of a
-    pipeline read its samples.
+    A rank holds the activations of one micro-batch inside its stage, and the stage's gradients. It also holds the
+    tensors of all M micro-batches at the cut before its stage. It holds all weights and the optimizer's state for all
+    of them, but updates only those of its stage. Before validation and checkpoints every rank gets the other stages
+    (`WholeModel`). So checkpoints are the same as in synchronous training, and either mode can continue the other's.
+    All ranks of a pipeline read its samples.
 
-    When it pays: when the activations of one micro-batch of the whole network do not fit a rank's memory, and batch
-    norm would have too few samples in a smaller one. When not: wherever they fit. A data-parallel rank is never idle,
-    and computes 3 parts for a sample (forward 1, backward 2) where a stage computes 4: by operations alone, without
-    any exchange, a pipeline has 3 M / (4 (M + S - 1)) of its speed, 60 % with 2 stages and 4 micro-batches. Measured
-    with these (ResNet-50 of 12 bands, 60 x 60 pixels, 64 samples a step in micro-batches of 16, two ranks of one
-    thread on 2 cores that had other work too): 2.9 s a step and 763 MiB on the rank that takes most, where
-    data-parallel ranks took 2.1 s and 1,128 MiB. The ranks' memory before the network was made is left out.
+    When it pays: if one micro-batch's activations of the whole network exceed a rank's memory, and smaller
+    micro-batches are too small for batch norm. When not: whenever the activations fit. A data-parallel rank is never
+    idle, and computes 3 parts per sample (forward 1, backward 2), while a stage computes 4. By operations alone, a
+    pipeline has 3 M / (4 (M + S - 1)) of its speed. That is 60 % with 2 stages and 4 micro-batches. Measured for this
+    case: 2.9 s per step and 763 MiB on the rank with the largest memory. Data-parallel ranks took 2.1 s and 1,128 MiB.
+    Network: ResNet-50 of 12 bands, 60 x 60 pixels, 64 samples per step in micro-batches of 16. Machine: two ranks of
+    one thread on 2 cores with other work. The ranks' memory before the network was made is left out.
 
-    Source: Huang et al. 2019, "GPipe", sections 2.2 and 2.3. Batch norm takes the statistics of each micro-batch, as
-    there. Differs: the moving statistics are the mean of those after each micro-batch, as in `Accumulation`; the
-    tensors of all ranks of a pipeline go in one alltoall per tick, so that all stages move in the same ticks.
+    Source: Huang et al. 2019, "GPipe", sections 2.2 and 2.3. Batch norm uses the statistics of each micro-batch, as
+    there. Differs: the moving statistics are the mean of those after each micro-batch, as in `Accumulation`. The
+    tensors of all ranks of a pipeline are sent in one alltoall per tick, so all stages tick together.
     """
 
     def __init__(self, inputs: ModeInputs, stages: Sequence[Stage]) -> None:
         """Create the sums; graphs are made when they are first called.
 
         Args:
-            inputs: What the mode is made from; the groups of its collective have as many ranks as there are stages.
+            inputs: The inputs of the mode; each group of its collective has one rank per stage.
             stages: All stages of the network.
 
         Raises:
@@ -100,22 +100,22 @@ class Pipeline:
         self.reset()
 
     def begin(self, step: int) -> None:
-        """Nothing to do: the pipelines have the same weights always."""
+        """Do nothing, because the pipelines always have the same weights."""
 
     def block(self, step: int) -> int:
-        """The pipelines come together in every step; see `Mode`."""
+        """Return `step`, because the pipelines come together in every step; see `Mode`."""
         return step
 
     def figures(self) -> dict[str, float]:
-        """The part of the ticks of all steps so far in which this stage computed nothing."""
+        """Return the fraction of all ticks so far in which this stage was idle."""
         return {"time/idle_share": 1.0 - self._busy / self._all if self._all else 0.0}
 
     def payload_bytes(self) -> int:
-        """Bytes of an allreduce over all ranks with the same cost as what a step sends between stages and pipelines."""
+        """Return the payload of an allreduce over all ranks that costs as much as all messages of a step."""
         return round(self._payload_bytes)
 
     def reset(self) -> None:
-        """Forget what an unfinished step has left."""
+        """Discard the unfinished step; see `Mode`."""
         self._sums.reset()
         self._begin_step()
 
@@ -133,7 +133,7 @@ class Pipeline:
     def __call__(
         self, images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None, size: Size | None = None
     ) -> tf.Tensor:
-        """Take the last micro-batch of a step, finish both clocks, and update; see `Step`."""
+        """Take the last micro-batch of a step, finish both clocks and update; see `Step`."""
         self.take(images, targets, seeds, size)
         while self._tick < self.ticks.of_a_clock:
             self._tick_forward()
@@ -164,7 +164,7 @@ class Pipeline:
                 sent = outputs
         self._count(mine)
         self._tick += 1
-        if self._tick == ticks.of_a_clock:  # the last stage alone has computed
+        if self._tick == ticks.of_a_clock:  # only the last stage has computed
             return
         arrives = None if comes is None else self._stages[here - 1].border
         received = self._border.pass_on(sent, here + 1, arrives, self._samples, "pipeline_forward")
@@ -180,7 +180,7 @@ class Pipeline:
             loss = self._losses.pop(mine, tf.constant(0.0))
             sent = self._backward(self._inputs.pop(mine), *self._batches[mine], self._gradients.pop(mine, None), loss)
         self._count(mine)
-        if tick == ticks.of_a_clock - 1:  # the first stage alone has computed
+        if tick == ticks.of_a_clock - 1:  # only the first stage has computed
             return
         arrives = None if comes is None else self.stage.border
         received = self._border.pass_on(sent, here - 1, arrives, self._samples, "pipeline_backward")
@@ -192,7 +192,7 @@ class Pipeline:
         self._all += 1
 
     def _make_update(self, rule: Rule, apply: Apply) -> Callable[[], Any]:
-        """Return the end of a step: the loss of the pipeline on each of its ranks, and the update of this stage."""
+        """Return the function for the end of a step: the loss on each rank of the pipeline, and this stage's update."""
         sums, group, clocks, payload = self._sums, self._group, self._clocks, self._payload_bytes
         exchange = self.exchange
         variables = self.stage.network.trainable_variables
@@ -201,7 +201,7 @@ class Pipeline:
         def update() -> Any:
             rule.begin_step()
             loss, gradients = sums.mean()
-            loss = group.sum(loss, "pipeline_loss")  # it is 0 on all stages but the last
+            loss = group.sum(loss, "pipeline_loss")  # the loss is 0 on all stages but the last
             rule.update(gradients, apply)
             if clocks is None:
                 return loss
@@ -213,7 +213,7 @@ class Pipeline:
 
 
 def _make_forward(stage: Stage, loss: Loss, sums: Accumulation, *, jit_compile: bool) -> _Passes:
-    """Return what computes a micro-batch, and forgets all but its outputs: the loss, or the tensor at the cut."""
+    """Return the function that computes a micro-batch and returns only the loss or the tensor at the cut."""
 
     def outputs(inputs: Any, targets: tf.Tensor | None, seeds: tf.Tensor | None) -> tf.Tensor:
         return _outputs(stage, loss, inputs, targets, seeds)
@@ -224,7 +224,7 @@ def _make_forward(stage: Stage, loss: Loss, sums: Accumulation, *, jit_compile: 
     def forward(inputs: Any, targets: tf.Tensor | None, seeds: tf.Tensor | None) -> tf.Tensor:
         before = sums.statistics_before()
         found = compute(inputs, targets, seeds)
-        sums.put_back(before)  # the backward clock computes it once more, and moves them
+        sums.put_back(before)  # the backward clock repeats the computation and updates the statistics
         return found
 
     compiled: _Passes = forward
@@ -232,7 +232,7 @@ def _make_forward(stage: Stage, loss: Loss, sums: Accumulation, *, jit_compile: 
 
 
 def _make_backward(stage: Stage, loss: Loss, sums: Accumulation, *, jit_compile: bool) -> _Passes:
-    """Return what computes a micro-batch once more, adds its gradients, and returns that of its inputs."""
+    """Return the function that computes a micro-batch again, adds its gradients and returns the inputs' gradient."""
     variables = stage.network.trainable_variables
 
     def gradients(
@@ -271,7 +271,7 @@ def _outputs(stage: Stage, loss: Loss, inputs: Any, targets: tf.Tensor | None, s
 
 
 def _payload_bytes(stages: Sequence[Stage], collective: HorovodCollective, ticks: Ticks, samples: int) -> float:
-    """Count what all ranks send in a step, 2 (N - 1) times the payload of an allreduce over N ranks.
+    """Return the payload of an allreduce over N ranks that sends as many bytes as a step: their sum / (2 (N - 1)).
 
     between pipelines: 2 (G - 1) * bytes of all gradients,    G pipelines
     between stages:    2 G M * bytes of a micro-batch at all cuts
@@ -283,7 +283,7 @@ def _payload_bytes(stages: Sequence[Stage], collective: HorovodCollective, ticks
 
 
 def make(inputs: ModeInputs, settings: PipelineConfig) -> Mode:
-    """Make the mode; see `MakeMode`. Rank 0 says where the network is cut, and how long a stage is idle."""
+    """Make the mode; see `MakeMode`. Rank 0 logs where the network is cut, and how long a stage is idle."""
     stages = cut(inputs.model, settings.stages)
     if inputs.collective.rank == 0:
         places = ", ".join(stage.last_layer for stage in stages[:-1])
@@ -307,7 +307,7 @@ def check_model(model: keras.Model, settings: PipelineConfig, samples: tuple[dic
 
 
 def _check_repeats(augmentation: Any, samples: tuple[dict[str, Any], Any]) -> None:
-    """Refuse an augmentation that draws from a state: the first stage calls it twice for a batch."""
+    """Refuse an augmentation that draws from a state, because the first stage calls it twice per batch."""
     zeros, seeds = samples
     random = np.random.default_rng(0)
     noise = {name: tf.constant(random.integers(0, 100, each.shape), each.dtype) for name, each in zeros.items()}

@@ -1,4 +1,4 @@
-"""One step of a worker of a parameter server."""
+"""A step of a worker of a parameter server."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,15 +18,16 @@ from pipelines.training.step.step import Accumulate, Images, Step, make_accumula
 
 
 class ServerStep:
-    """Fetch, gradients of this worker's batch, push: the `Mode`, and its `Step`.
+    """The `Mode` and its `Step`: fetch, gradients of this worker's batch, push.
 
-    A step that is over before this worker has begun it (`backup`) is left out; its loss is that of the worker's latest.
+    With `backup`, a worker skips a step that is complete before the worker starts it. The loss of a skipped step is
+    that of the worker's latest step.
     """
 
     def __init__(self, inputs: ModeInputs, settings: ParameterServerConfig) -> None:
-        """Serve this rank's shard, and create the sums; graphs are made when they are first called."""
+        """Serve this rank's shard and create the sums; graphs are made when they are first called."""
         self._inputs, self._clocks = inputs, inputs.clocks
-        # Workers push what the configured codec makes of their gradients, and exchange nothing.
+        # Workers push gradients that the configured codec has encoded, and exchange nothing.
         self.exchange, self.optimizer = inputs.make_exchange(codec=NoneCodec()), inputs.make_optimizer()
         self.server = server = ParameterServer(
             inputs.model,
@@ -68,7 +69,7 @@ class ServerStep:
     def __call__(
         self, images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None, size: Size | None = None
     ) -> tf.Tensor:
-        """Take the last or only batch of a step, and push; see `Step`."""
+        """Take the last or only batch of a step and push; see `Step`."""
         server, messages, norm = self.server, None, tf.constant(0.0)
         if server.begin_batch():
             pushes = server.is_push_due
@@ -82,24 +83,24 @@ class ServerStep:
         return self._loss
 
     def come_together(self) -> None:
-        """Give all ranks the weights and the state of all shards, and the mean of the statistics; see `Mode`."""
+        """Give all ranks weights and state of all shards, and the mean of the statistics; see `Mode`."""
         rate = tf.constant(float(self.optimizer.learning_rate))
         step = tf.constant(self.server.steps_done)
         self.server.come_together(lambda: self._encode_rest[self.server.is_dense](step, rate))
         average_statistics(self._inputs.model, self._inputs.collective)
 
     def figures(self) -> dict[str, float]:
-        """See `ParameterServer.take_counts`."""
+        """Return the metrics of `ParameterServer.take_counts`."""
         return self.server.take_counts()
 
     def reset(self) -> None:
-        """Forget what an unfinished step has left."""
+        """Discard the unfinished step; see `Mode`."""
         self.server.reset()
         if self._micro_batches is not None:
             self._micro_batches.reset()
 
     def payload_bytes(self) -> int:
-        """Bytes of an allreduce with the same cost as what a worker fetches and pushes in its latest step."""
+        """Return the payload of an allreduce that costs as much as fetch and push of the worker's latest step."""
         return (self.server.figures.fetched + self.server.figures.pushed) // 2
 
     def _make_step(self, *, dense: bool, pushes: bool) -> Any:
@@ -146,7 +147,7 @@ class ServerStep:
                 total.assign(tf.zeros(total.shape))
 
     def _figures(self, norm: float) -> tf.Tensor:
-        """The figures of `StepClocks`, in their order; shards decode and update meanwhile, on any rank."""
+        """Return the figures of `StepClocks` in their order; shards decode and update at the same time, on any rank."""
         figures, payload = self.server.figures, self.payload_bytes()
         dense = 4 * sum(each.shape.num_elements() for each in (variable.value for variable in self._variables))
         values = {

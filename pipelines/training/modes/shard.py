@@ -1,4 +1,4 @@
-"""A shard of a parameter server: holds some of the weights, and applies the gradients that workers push to it."""
+"""A shard of a parameter server: it holds some of the weights and applies the gradients that workers push to it."""
 
 import logging
 import socket
@@ -17,17 +17,21 @@ from pipelines.launch.wire.handshake import accept_task
 
 FETCH, PUSH = 1, 2
 REQUEST = struct.Struct("!BBBxIIQdQ")
-"""Kind, whether the worker was asked to stop, whether gradients are float32, the worker's step, steps that a push
-covers, updates that the worker has seen, learning rate, bytes that follow."""
+"""The fields of a request: kind, stop flag, float32 flag, step, covered steps, seen updates, learning rate, length.
+
+The stop flag says whether the worker was asked to stop, the float32 flag whether gradients are float32. The covered
+steps are those in the push. The seen updates are those before the worker's latest fetch. The length is the number of
+bytes that follow.
+"""
 REPLY = struct.Struct("!QQqQ")
-"""Steps in lock step so far, updates so far, step after which all stop (-1: none), bytes that follow."""
+"""A reply: steps in lock step so far, updates so far, step after which all stop (-1: none), bytes that follow."""
 NO_STOP = -1
 OPENING = struct.Struct("!I")
-"""Number of the worker."""
+"""The number of the worker."""
 _PAUSE_SECONDS = 0.1
-"""Between two tries to take a connection."""
+"""Seconds between two attempts to accept a connection."""
 _STEPS_TO_HEAR = 3
-"""From the push that brings the news of a stop to the first step after which a worker can stop; see `_Losses`."""
+"""Steps from the push that announces a stop to the first step after which a worker can stop; see `_Losses`."""
 
 _log = logging.getLogger(__name__)
 Gradients = list[NDArray[np.float32]]
@@ -35,34 +39,34 @@ Gradients = list[NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Synchrony:
-    """When a shard applies a push, and how long a worker waits before its next step."""
+    """The rule that says when a shard applies a push, and how long a worker waits before its next step."""
 
     name: Literal["async", "ssp", "backup"]
     workers: int
     bound: int = 0
-    """Steps by which a worker may be ahead of the slowest one, with `ssp`."""
+    """Maximum number of steps that a worker may be ahead of the slowest one, with `ssp`."""
     backup_workers: int = 0
-    """Workers whose gradients a step does not wait for, with `backup`."""
+    """Number of workers whose gradients a step does not wait for, with `backup`."""
     staleness_aware: bool = False
     """Whether a push that is later than usual is applied at a lower rate, with `async` and `ssp`."""
     synchronous_steps: int = 0
     """Number of first steps in lock step, with `async` and `ssp`."""
     push_every: int = 1
-    """Steps of a worker from one push to the next."""
+    """Number of a worker's steps per push."""
 
     def is_lock_step(self, step: int) -> bool:
-        """Whether workers wait for each other in a step."""
+        """Return whether workers wait for each other in a step."""
         return self.name == "backup" or step < self.synchronous_steps
 
     def is_fetch_due(self, step: int, fetched_at: int | None, every: int) -> bool:
-        """Whether a worker fetches the weights before a step.
+        """Return whether a worker fetches the weights before a step.
 
-        The fetch after the last step in lock step waits until every shard has applied that one.
+        The fetch after the last step in lock step waits until every shard has applied this step.
 
         Args:
-            step: Steps that the worker has done.
-            fetched_at: Steps that it had done when it fetched last; None: it has not.
-            every: Steps from one fetch to the next, where nobody waits for anybody.
+            step: Number of steps that the worker has done.
+            fetched_at: Number of steps that it had done at its last fetch; None: it has not fetched.
+            every: Number of steps per fetch when workers do not wait for each other.
         """
         if fetched_at is None or self.name == "ssp" or self.is_lock_step(step) or step == self.synchronous_steps:
             return True
@@ -70,34 +74,34 @@ class Synchrony:
 
     @property
     def needed(self) -> int:
-        """Gradients that make a step in lock step."""
+        """Number of gradients that complete a step in lock step."""
         return self.workers - self.backup_workers
 
     def rate(self, rate: float, staleness: int) -> float:
-        """Learning rate of one push: N of them, at the usual staleness, go as far as one step of all N workers."""
+        """Return the learning rate of one push: N pushes at the usual staleness equal one step of all N workers."""
         return rate / max(self.workers, staleness + 1 if self.staleness_aware else 0)
 
 
 @dataclass
 class Counts:
-    """What a shard has seen since `begin`."""
+    """The pushes that a shard has received since `begin`, in figures."""
 
     pushes: int = 0
     dropped: int = 0
-    """Pushes that came after their step."""
+    """Number of pushes that arrived after their step."""
     staleness: int = 0
     """Sum over all pushes of the updates by others since the worker fetched."""
     most_stale: int = 0
     largest_gap: int = 0
-    """Largest difference of two workers in steps."""
+    """Largest difference between two workers in steps."""
 
 
 class Shard:
-    """Serves one connection for each worker, from a thread each, until `close`.
+    """Serves one connection per worker, each in its own thread, until `close`.
 
-    In lock step the first `needed` gradients of a step make an update by their mean, taken in the order of the workers,
-    and later ones of that step are dropped. Else each push is an update. A push is read whole before anything is
-    applied, under one lock, so that a worker that dies while it pushes changes nothing. Nobody waits for a worker whose
+    In lock step the first `needed` gradients of a step make one update with their mean, summed in worker order. Later
+    gradients of that step are dropped. Otherwise each push is an update. A push is received completely before it is
+    applied, under one lock. So a worker that dies during a push changes nothing. Nobody waits for a worker whose
     connection has ended.
     """
 
@@ -115,13 +119,13 @@ class Shard:
         """Bind a random port and serve.
 
         Args:
-            host: The address to listen on, at which workers reach this process.
-            secret: The secret of the run, which both ends of a connection prove to know.
+            host: The address to listen on. Workers connect to it.
+            secret: The secret of the run. Both ends of a connection prove that they know it.
             synchrony: The rule.
-            decode: Returns the gradients of a push; whether they are float32 is the second argument.
-            update: Changes the weights by gradients, at a learning rate.
+            decode: Returns the gradients of a push; its second argument says whether they are float32.
+            update: Updates the weights with gradients at a learning rate.
             read: Returns the weights as bytes.
-            largest_push: Bytes of the largest push: a connection that announces more is closed.
+            largest_push: Bytes of the largest push. A connection that announces more is closed.
         """
         self.synchrony = synchrony
         self._secret, self._decode, self._update, self._read = secret, decode, update, read
@@ -134,7 +138,7 @@ class Shard:
         threading.Thread(target=self._accept, name="groundswell-shard", daemon=True).start()
 
     def begin(self, step: int) -> None:
-        """Start after so many steps of every worker; none of them pushes meanwhile."""
+        """Start after `step` steps of every worker; no worker pushes during this call."""
         with self._changed:
             self.steps, self.updates = step, 0
             self._clock = dict.fromkeys(range(self.synchrony.workers), step)
@@ -144,15 +148,15 @@ class Shard:
             self.counts = Counts()
 
     def take_counts(self) -> Counts:
-        """Return the counts so far, and begin with new ones."""
+        """Return the counts so far and reset them."""
         with self._changed:
             counts, self.counts = self.counts, Counts()
             return counts
 
     def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # ends the wait for a further connection, unlike `close`
+            self._listener.shutdown(socket.SHUT_RDWR)  # unlike `close`, this ends the wait for another connection
         self._listener.close()
         with self._changed:
             connections, self._connections = self._connections, {}
@@ -165,7 +169,7 @@ class Shard:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # closed, or this process has no descriptor left for a moment
+            except OSError:  # closed, or this process temporarily has no free descriptor
                 if self._listener.fileno() < 0:
                     return
                 time.sleep(_PAUSE_SECONDS)
@@ -189,7 +193,7 @@ class Shard:
                 self._leave(worker)
 
     def _answer(self, connection: socket.socket, worker: int) -> None:
-        """Take requests until the worker hangs up."""
+        """Answer requests until the worker closes the connection."""
         head, body = bytearray(REQUEST.size), bytearray()
         while True:
             kind, asked, is_dense, step, covers, seen, rate, length = REQUEST.unpack(receive(connection, head))
@@ -204,7 +208,7 @@ class Shard:
                         worker, step, covers, seen, rate, self._decode(pushed, bool(is_dense)), asked=bool(asked)
                     )
                 weights = self._fetch(step) if kind == FETCH else b""
-            except Exception:  # the worker then finds that its connection has ended, and this rank's log says why
+            except Exception:  # the worker then loses its connection, and this rank's log has the reason
                 _log.exception("the shard hangs up on worker %d", worker)
                 return
             with self._changed:
@@ -238,7 +242,7 @@ class Shard:
         self._change(gradients, self.synchrony.rate(rate, staleness))
 
     def _step_where_enough(self) -> None:
-        """Take the step once enough gradients have arrived: of all workers that are left, where they are fewer."""
+        """Take the step if enough gradients have arrived, or those of all remaining workers."""
         if not self._waiting or len(self._waiting) < min(self.synchrony.needed, len(self._connections)):
             return
         arrived = [self._waiting[worker] for worker in sorted(self._waiting)]
@@ -254,7 +258,7 @@ class Shard:
         self._snapshot = None
 
     def _fetch(self, step: int) -> bytes:
-        """The weights, once the worker may begin this step."""
+        """Wait until the worker may start this step, and return the weights."""
         with self._changed:
             self._changed.wait_for(lambda: self._may_begin(step))
             if self._snapshot is None:
@@ -268,7 +272,7 @@ class Shard:
         return rule.name != "ssp" or step - self._slowest() <= rule.bound
 
     def _slowest(self) -> int:
-        """Steps of the slowest worker that is connected."""
+        """Return the steps of the slowest connected worker."""
         return min((self._clock[worker] for worker in self._connections), default=max(self._clock.values()))
 
     def _leave(self, worker: int) -> None:
@@ -279,10 +283,10 @@ class Shard:
 
 
 def receive(connection: socket.socket, buffer: bytearray | memoryview) -> memoryview:
-    """Fill a buffer, and return it.
+    """Fill a buffer and return it.
 
     Raises:
-        ConnectionError: The other end has hung up before.
+        ConnectionError: The other end has closed the connection too early.
     """
     view, filled = memoryview(buffer), 0
     while filled < len(view):

@@ -1,4 +1,4 @@
-"""A worker's end of its connections to the shards of a parameter server."""
+"""The worker's side of its connections to the shards of a parameter server."""
 
 import socket
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _SECONDS_TO_CONNECT = 30.0
 
 @contextmanager
 def _loss_explained() -> Iterator[None]:
-    """Let the error say, as Gloo's do, that another rank is the cause: see `failure.names_lost_peer`."""
+    """Make the error say, like Gloo's errors, that another rank is the cause; see `failure.names_lost_peer`."""
     try:
         yield
     except OSError as error:
@@ -20,13 +20,13 @@ def _loss_explained() -> Iterator[None]:
 
 
 class ShardClient:
-    """One worker's connections to all shards."""
+    """The connections of one worker to all shards."""
 
     def __init__(self, addresses: list[tuple[str, int]], secret: bytes, worker: int, weight_bytes: list[int]) -> None:
-        """Connect.
+        """Connect to all shards.
 
         Args:
-            addresses: Host and port of each shard, in their order.
+            addresses: Host and port of each shard, in shard order.
             secret: The secret of the run.
             worker: Number of this worker.
             weight_bytes: Bytes of the weights that each shard holds.
@@ -39,9 +39,9 @@ class ShardClient:
         self._weights = [bytearray(length) for length in weight_bytes]
         self._seen = [0] * len(addresses)
         self.steps = 0
-        """Largest number of steps that a shard has taken in lock step."""
+        """Largest number of lock steps that a shard has taken."""
         self.stop_at = NO_STOP
-        """Step after which all workers stop, as the first shard has decided; -1: none."""
+        """The step after which all workers stop, as decided by the first shard; -1: none."""
         for address in addresses:
             connection = socket.create_connection(address, timeout=_SECONDS_TO_CONNECT)
             self._sockets.append(connection)
@@ -51,7 +51,7 @@ class ShardClient:
             connection.sendall(OPENING.pack(worker))
 
     def fetch(self, step: int) -> list[memoryview]:
-        """Return the weights of each shard, as bytes, once this worker may begin a step; valid until the next call.
+        """Return the weights of each shard as bytes when this worker may start a step; valid until the next call.
 
         Raises:
             ConnectionError: A rank that serves a shard has ended.
@@ -70,14 +70,14 @@ class ShardClient:
     def push(
         self, step: int, pushed: list[list[memoryview]], rate: float, *, covers: int, is_dense: bool, asked: bool
     ) -> None:
-        """Send each shard its gradients, and wait until all of them have applied, kept or dropped them.
+        """Send each shard its gradients, and wait until every shard has applied, stored or dropped them.
 
         Args:
-            step: Steps of this worker before the one, or the first one, that the gradients are of.
-            pushed: What each shard gets, in parts.
+            step: Number of this worker's steps before the first step of these gradients.
+            pushed: Parts of the message for each shard.
             rate: Learning rate of a step of all workers.
-            covers: Steps of which the gradients are the sum.
-            is_dense: Whether they are float32 in whole.
+            covers: Number of steps whose gradients are summed.
+            is_dense: Whether all gradients are float32.
             asked: Whether this worker was asked to stop.
 
         Raises:
@@ -98,7 +98,7 @@ class ShardClient:
             self._take_reply(number)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         for connection in self._sockets:
             connection.close()
 

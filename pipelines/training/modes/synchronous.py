@@ -16,23 +16,24 @@ from pipelines.training.step.rule import Apply, once_all_arrived
 
 
 class Synchronous:
-    """Every rank applies the same mean gradient, so that all of them hold the same weights after every step.
+    """The rule of synchronous training: all ranks apply the same mean gradient and so hold the same weights.
 
-    The default. The result does not depend on how the global batch is divided among workers (batch norm apart). It pays
-    wherever the exchange of a step takes less time than its forward and backward pass, or can be compressed to that.
+    This is the default. Except for batch norm, the result does not depend on how the global batch is divided among
+    workers. It pays if the exchange of a step takes less time than its forward and backward pass, if necessary with
+    compression.
 
-    With `shard_optimizer` every rank applies its part of the mean, and gets the others' weights; see
+    With `shard_optimizer` every rank applies its part of the mean and gets the other parts of the weights; see
     `models.optimizers.sharded.ShardedOptimizer`.
     """
 
     def __init__(
         self, optimizer: keras.optimizers.Optimizer, exchange: GradientExchange, stop: StopAgreement | None = None
     ) -> None:
-        """Store the pieces.
+        """Store the arguments.
 
         Args:
-            optimizer: The optimizer, whose learning rate the exchange of some codecs needs.
-            exchange: Averages the gradients; a sharded optimizer has an exchange of its own.
+            optimizer: The optimizer. The exchange of some codecs needs its learning rate.
+            exchange: Averages the gradients; a sharded optimizer has its own exchange.
             stop: The agreement on when to stop; each step includes it. None if training cannot be asked to stop.
         """
         self._optimizer, self._stop = optimizer, stop
@@ -43,15 +44,15 @@ class Synchronous:
         self.between: Sequence[tf.Variable] = ()
 
     def begin(self, step: int) -> None:
-        """Every rank has the same weights always."""
+        """Do nothing, because all ranks always have the same weights."""
 
     def block(self, step: int) -> int:
-        """The ranks come together in every step; see `Mode`."""
+        """Return `step`, because the ranks come together in every step; see `Mode`."""
         return step
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def begin_step(self) -> None:
-        """Let the flags of the agreement travel while the gradients are computed."""
+        """Start the exchange of the stop flags while the gradients are computed."""
         self._flags = None if self._stop is None else self._stop.exchange()
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]

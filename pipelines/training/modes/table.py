@@ -1,4 +1,4 @@
-"""All training modes by name.
+"""The training modes by name.
 
 A new mode is one file in this folder, one line in the table below, and one class in `conf/sections/modes.py`.
 """
@@ -19,14 +19,14 @@ MODES = {
     "pipeline": "pipelines.training.modes.pipeline:make",
     "parameter_server": "pipelines.training.modes.server_step:make",
 }
-"""Import paths, as a rank imports only the mode that it has; see `MakeMode`."""
+"""The import paths of the modes, because a rank imports only its own mode; see `MakeMode`."""
 
 
 def mode_maker(config: ModeConfig) -> MakeMode:
-    """Import what makes the configured mode.
+    """Import the function that makes the configured mode.
 
     Raises:
-        ValueError: There is nothing at the path that the mode's declaration names.
+        ValueError: The path in the mode's declaration does not exist.
     """
     declaration = config.declaration
     path = declaration.implementation or MODES[config.name]
@@ -38,7 +38,7 @@ def check_model_of_mode(config: ModeConfig, model: keras.Model, samples: tuple[d
     """Check that the configured mode can train a model; see `MakeMode`.
 
     Raises:
-        ValueError: It cannot, or it is not found; in one line.
+        ValueError: The mode cannot train the model, or is not found. The text has one line.
     """
     check = getattr(sys.modules[mode_maker(config).__module__], "check_model", None)
     if check is not None:

@@ -1,24 +1,24 @@
-"""The clock of a pipeline: which stage computes which micro-batch in which tick; imports no TensorFlow."""
+"""The clock of a pipeline: which stage computes which micro-batch in which tick; this module imports no TensorFlow."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Ticks:
-    """The ticks of one step: first those of the forward clock, then as many of the backward clock.
+    """The ticks of one step: first those of the forward clock, then the same number of the backward clock.
 
         forward clock:   stage s computes micro-batch t - s            in tick t of M + S - 1
         backward clock:  stage s computes micro-batch t - (S - 1 - s)  in tick t of M + S - 1
 
-    A stage that has no micro-batch in a tick is idle: in S - 1 of M + S - 1 ticks of each clock.
+    A stage without a micro-batch in a tick is idle: in S - 1 of M + S - 1 ticks of each clock.
 
     Source: Huang et al. 2019 (GPipe), figure 2.
     """
 
     stages: int
-    """S."""
+    """Number of stages, S."""
     micro_batches: int
-    """M, of one step."""
+    """Number of micro-batches per step, M."""
 
     @property
     def of_a_clock(self) -> int:
@@ -38,5 +38,5 @@ class Ticks:
 
 
 def idle_formula(stages: int, micro_batches: int) -> float:
-    """Return the part of the ticks in which a stage is idle, (S - 1) / (M + S - 1)."""
+    """Return the fraction of ticks in which a stage is idle, (S - 1) / (M + S - 1)."""
     return (stages - 1) / (micro_batches + stages - 1)

@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline must know of each other's stages before they validate or write a checkpoint."""
+"""The exchange of stages between the ranks of a pipeline, before validation and checkpoints."""
 
 from collections.abc import Sequence
 
@@ -12,21 +12,21 @@ from pipelines.training.step.accumulation import moving_statistics
 
 
 class WholeModel:
-    """Brings the stages together: afterwards every rank has the whole model and the whole state of the optimizer.
+    """Gives every rank the whole model and the whole state of the optimizer.
 
-    The moving statistics of a stage become their mean over its ranks; weights and the optimizer's state, which are
-    equal on these, come from the ranks of the first pipeline.
+    The moving statistics of a stage become their mean over the stage's ranks. Weights and the optimizer's state are
+    equal on these ranks, and are taken from the first pipeline.
     """
 
     def __init__(
         self, stages: Sequence[Stage], optimizer: keras.optimizers.Optimizer, collective: HorovodCollective
     ) -> None:
-        """Find out what belongs to which stage.
+        """Find the variables of each stage.
 
         Args:
             stages: All stages of the network.
-            optimizer: Built for the variables of all of them.
-            collective: The ranks; every group has one for each stage.
+            optimizer: The optimizer, built for the variables of all stages.
+            collective: The ranks; every group has one rank per stage.
 
         Raises:
             ValueError: A variable of the optimizer belongs to no variable of the network, or to several.
@@ -40,7 +40,7 @@ class WholeModel:
         ]
 
     def come_together(self) -> None:
-        """Take every stage from its ranks; all ranks call this together, outside a graph."""
+        """Copy every stage from its ranks; all ranks call this together, outside a graph."""
         peers = self._collective.peers
         if peers.size > 1 and self._statistics:
             sums = peers.allreduce([tf.convert_to_tensor(each.value) for each in self._statistics])

@@ -1,4 +1,4 @@
-"""Training modes whose ranks compute with the whole network each, and differ in what they do with the gradients."""
+"""The training modes in which every rank has the whole network; they differ only in their rule for the gradients."""
 
 import keras
 
@@ -11,7 +11,7 @@ from pipelines.training.step.step import make_accumulate, make_train_step
 
 
 class WholeNetworks:
-    """A `Mode` by a rule for the gradients of each step."""
+    """A `Mode` that is defined by a rule for the gradients of each step."""
 
     def __init__(
         self, inputs: ModeInputs, optimizer: keras.optimizers.Optimizer, exchange: GradientExchange, rule: Rule
@@ -45,13 +45,13 @@ class WholeNetworks:
             self.accumulate = make_accumulate(model, loss, sums, jit_compile=inputs.jit_compile, loss_scale=scale)
 
     def come_together(self) -> None:
-        """The moving batch-norm statistics, which are each rank's own until then, become their mean."""
+        """Set the moving batch-norm statistics, which differ between ranks, to their mean."""
         average = self._inputs.average
         averages = () if average is None else average.statistics
         average_statistics(self._inputs.model, self._inputs.collective, averages)
 
     def figures(self) -> dict[str, float]:
-        """None."""
+        """Return no figures."""
         return {}
 
     def payload_bytes(self) -> int:

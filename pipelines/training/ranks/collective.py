@@ -1,4 +1,4 @@
-"""Horovod's operations, with the interface that the exchange and the evaluation use."""
+"""Horovod's operations with the interface that exchange and evaluation use."""
 
 import os
 from collections.abc import Iterator
@@ -18,15 +18,16 @@ _OF_GLOO = {"HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_HOSTNAME", 
 
 @contextmanager
 def _settings(group_size: int) -> Iterator[None]:
-    """Set Horovod's variables while it starts, which is when it reads them; what the user has set stays."""
-    # Groups that are under way at the same time would otherwise be summed together or separately, depending on
-    # their timing: the order of the sums, and so their last digits, would change from run to run.
+    """Set Horovod's variables while it starts and reads them; variables that the user has set do not change."""
+    # Without this setting, timing decides whether concurrent groups are summed together or separately. The order of the
+    # sums, and so their last digits, would differ between runs.
     settings = {"HOROVOD_DISABLE_GROUP_FUSION": "1"}
-    # In every cycle the ranks tell each other what is ready, also where nothing is. With Horovod's default, a cycle
-    # of one millisecond, that is 0.4 MB/s and takes 6 % of a rank's only core. A GPU computes meanwhile: there the
-    # default stays. It stays too where every layer waits for a sum over its group, which takes a cycle or two; and
-    # with spares: where a cycle was set and ranks join again, Horovod 0.28 takes another size for its fusion buffer
-    # than in a spare that joins first, and the ranks would exchange different tensors.
+    # In every cycle the ranks report which tensors are ready, even if there are none. Horovod's default cycle of one
+    # millisecond costs 0.4 MB/s and 6 % of a rank's only core. The default stays in three cases:
+    # * With a GPU, which computes during the cycles.
+    # * If every layer waits for a sum over its group, which takes a cycle or two.
+    # * With spares. If a cycle is set, Horovod 0.28 gives ranks that join again another size of the fusion buffer than
+    #   a spare. The ranks would then exchange different tensors.
     if not (tf.config.get_visible_devices("GPU") or group_size > 1 or membership.kept_memory()):
         settings[membership.CYCLE_TIME] = "5"
     added = {name: value for name, value in settings.items() if name not in os.environ}
@@ -40,10 +41,10 @@ def _settings(group_size: int) -> Iterator[None]:
 
 @contextmanager
 def job_of_one() -> Iterator[None]:
-    """Let this process be the only rank of a Horovod job, before it joins that of the others.
+    """Let this process be the only rank of a Horovod job, before it joins the job of the other ranks.
 
-    Of Horovod's variables only those of Gloo on this host hold: a timeline would be written over that of the ranks, and
-    a cycle would stay until they join.
+    Only those variables of Horovod are kept that concern Gloo on this host. A timeline would overwrite that of the
+    ranks, and a cycle time would stay until they join.
 
     Raises:
         ValueError: Horovod does not start.
@@ -68,29 +69,28 @@ class HorovodCollective:
     """All ranks of this Horovod job; every rank must call the same operations in the same order."""
 
     def __init__(self, group_size: int = 1, *, has_peers: bool = False) -> None:
-        """Join the job; a spare process joins it later, by `join`.
+        """Join the job; a spare process joins it later, with `join`.
 
         Args:
-            group_size: Number of consecutive ranks of a `group`, which divides the number of ranks; the same on every
-                rank.
-            has_peers: Whether the ranks with the same number in their groups are a group too, called `peers`.
+            group_size: Number of consecutive ranks in a `group`. It divides the number of ranks and is the same on
+                every rank.
+            has_peers: Whether the ranks with the same number in their groups also form a group, called `peers`.
         """
         self.rank, self.size = rank_of_job(), ranks_of_job()
         assert self.size % group_size == 0, "the driver checks that groups divide the ranks"
         number, place = divmod(self.rank, group_size)
         self.group = HorovodGroup(place, group_size)
-        """The group of ranks that this one is in."""
+        """The group of this rank."""
         self.peers = HorovodGroup(number, self.size // group_size) if has_peers else HorovodGroup(0, 1)
-        """The ranks with the same number in their groups, in the order of the groups; this rank alone: not asked for.
-        """
+        """The ranks with the same number in their groups, in group order; without `has_peers` only this rank."""
         if not membership.is_spare():
             self.join()
 
     def join(self, progress: int = 0) -> None:
-        """Join the job, at the start or after a rank has died.
+        """Join the job at the start or after a rank has died.
 
         Args:
-            progress: How far this rank is; see `pipelines.launch.rank.membership.join`.
+            progress: Progress of this rank; see `pipelines.launch.rank.membership.join`.
         """
         membership.join(progress)
         size = self.group.size
@@ -99,7 +99,7 @@ class HorovodCollective:
                 hvd.init()
                 self.group.ranks = None if size == 1 else hvd.global_process_set
                 return
-            # All groups are made when the ranks join: each has a ring of its own, and no group waits for another one.
+            # All groups are made when the ranks join. Each has its own ring, so no group waits for another one.
             groups = [hvd.ProcessSet(list(range(start, start + size))) for start in range(0, self.size, size)]
             crossed = [hvd.ProcessSet(list(range(start, self.size, size))) for start in range(size)]
             hvd.init(process_sets=[*groups, *(crossed if self.peers.size > 1 else [])])
@@ -107,26 +107,26 @@ class HorovodCollective:
             self.peers.ranks = crossed[self.rank % size] if self.peers.size > 1 else None
 
     def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
-        """Sum each tensor over the ranks, all of them in one grouped operation.
+        """Sum each tensor over the ranks, in one grouped operation.
 
-        The ranks match their operations by name. Without a name Horovod makes one from the graph, which must then be
-        exactly the same on all ranks.
+        The ranks match their operations by name. Without a name Horovod derives one from the graph, which must then be
+        the same on all ranks.
         """
         if self.size == 1:
             return list(tensors)
         return list(hvd.grouped_allreduce(tensors, op=hvd.Sum, name=name))
 
     def reducescatter(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
-        """Sum a tensor `(n,)` over the ranks, and return this rank's part; the first n modulo N ranks get one more."""
+        """Sum a tensor `(n,)` over the ranks and return this rank's part; the first n modulo N ranks get one more."""
         if self.size == 1:
             return tf.identity(tensor)
-        # A group of its own: together with others, the order of the sums would depend on their timing. Horovod's public
-        # function of groups takes no name.
+        # The tensor has its own group. If it were grouped with others, timing would change the order of the sums.
+        # Horovod's public function for groups takes no name.
         (part,) = hvd._grouped_reducescatter([tensor], name=name, op=hvd.Sum)
         return part
 
     def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor | None = None, name: str | None = None) -> tf.Tensor:
-        """Send one section of the first axis to each rank, of equal lengths or as `splits` says."""
+        """Send one section of the first axis to each rank, with equal lengths or the lengths in `splits`."""
         if self.size == 1:
             return tf.identity(tensor)
         if splits is None:
@@ -151,10 +151,10 @@ class HorovodCollective:
         return np.asarray(hvd.allgather(tf.constant(values)))
 
     def broadcast(self, variables: list[tf.Variable], root: int = 0) -> None:
-        """Set the variables to the values of one rank, the states of random generators too."""
+        """Set the variables, including the states of random generators, to the values of one rank."""
         if self.size == 1:
             return
-        # Horovod knows no uint32, which these states are of; nor does the launcher let it send them for a user.
+        # Horovod does not support uint32, the type of these states. The launcher's Keras support does not send them.
         states = [place for place, each in enumerate(variables) if each.dtype == tf.uint32]
         sent = {place: tf.Variable(tf.bitcast(variables[place], tf.int32)) for place in states}
         hvd.broadcast_variables([sent.get(place, each) for place, each in enumerate(variables)], root_rank=root)
@@ -172,13 +172,13 @@ class HorovodGroup:
     """Some ranks of the job; all of them must call the same operations in the same order."""
 
     def __init__(self, rank: int, size: int) -> None:
-        """A group of so many ranks, which have not joined yet; `rank` is the number of this one in it."""
+        """Describe a group of `size` ranks that have not joined yet; `rank` is this rank's number in it."""
         self.rank, self.size = rank, size
         self.ranks: hvd.ProcessSet | None = None
-        """Horovod's own, once the ranks have joined; None for a group of this rank alone."""
+        """Horovod's object after the ranks have joined; None for a group of only this rank."""
 
     def sum(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        """Return the sum over the group; its ranks match their calls by the name."""
+        """Return the sum over the group; its ranks match their calls by name."""
         if self.size == 1:
             return values
         return hvd.allreduce(values, op=hvd.Sum, name=name, process_set=self.ranks)
@@ -204,17 +204,17 @@ class HorovodGroup:
 
 
 def rank_of_job() -> int:
-    """Number of this process in the job, known before it has joined."""
+    """Return the number of this process in the job, which is known before it joins."""
     return int(os.environ.get("HOROVOD_RANK", "0"))
 
 
 def ranks_of_job() -> int:
-    """Number of processes in the job, known before they have joined."""
+    """Return the number of processes in the job, which is known before they join."""
     return int(os.environ.get("HOROVOD_SIZE", "1"))
 
 
 def ranks_on_host() -> int:
-    """Number of processes of the job on this host."""
+    """Return the number of processes of the job on this host."""
     return int(os.environ.get("HOROVOD_LOCAL_SIZE", "1"))
 
 
@@ -222,7 +222,7 @@ def use_assigned_devices() -> None:
     """Let TensorFlow grow its memory on the GPU that the launcher made visible.
 
     Raises:
-        RuntimeError: The launcher assigned a GPU, and TensorFlow does not see it.
+        RuntimeError: The launcher assigned a GPU, but TensorFlow does not see it.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "-1")
     if visible == "-1":

@@ -1,4 +1,4 @@
-"""What rank 0 tells the driver of a training, a search or a probe; each event travels as one report of the launcher."""
+"""The events that rank 0 sends to the driver of a training, a search or a probe; each is a report of the launcher."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ from pipelines.training.memory.memory import MemoryLimit, Needs
 
 @dataclass(frozen=True, kw_only=True)
 class Compiling:
-    """The first step compiles; nothing else is told until it is done."""
+    """The first step is compiling. No other event is sent until it finishes."""
 
     event: Literal["compiling"] = "compiling"
 
@@ -27,7 +27,7 @@ class StepTrained:
     step: int
     """Number of the step within its epoch, from 1."""
     steps: int
-    """Steps of one epoch."""
+    """Number of steps per epoch."""
     loss: float
     images_per_second: float
     event: Literal["step"] = "step"
@@ -42,9 +42,9 @@ class EpochTrained:
     epochs: int
     metrics: dict[str, float]
     where: str
-    """Where the time of its steps went, as one line; empty where it was resumed after its last step."""
+    """A line that shows where the time of its steps went; empty if the epoch was resumed after its last step."""
     is_last: bool
-    """Whether no epoch follows."""
+    """Whether this is the last epoch."""
     event: Literal["epoch"] = "epoch"
 
 
@@ -57,7 +57,7 @@ class SavingModel:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingNews:
-    """What this process's writes to MLflow meet; see `pipelines.tracking.journal.delivery.OnNews`."""
+    """News about this process's writes to MLflow; see `pipelines.tracking.journal.delivery.OnNews`."""
 
     news: Literal["away", "back", "refused"]
     reason: str
@@ -66,7 +66,7 @@ class TrackingNews:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryNeeded:
-    """What a rank needs, for the driver to say should the kernel kill one."""
+    """The memory needs of a rank, which the driver reports if the kernel kills a rank."""
 
     needs: Needs
     limit: MemoryLimit | None
@@ -102,7 +102,7 @@ class PenaltyFitted:
     penalties: int
     l2: float
     exchanges: int
-    """Sums over ranks that it took."""
+    """Number of sums over ranks that the fit took."""
     event: Literal["penalty"] = "penalty"
 
 
@@ -122,10 +122,10 @@ _NAMES = frozenset(kind.event for kind in Event.__args__)
 
 
 def tell(event: Event) -> None:
-    """Tell the driver of this event; from rank 0."""
+    """Send this event to the driver; only rank 0 calls this."""
     report(**asdict(event))
 
 
 def event_of(fields: Mapping[str, Any]) -> Event | None:
-    """Return the event that a report holds; None where it is a report of the user's own loss, metric or archive."""
+    """Return the event in a report; None if the report is from the user's own loss, metric or archive."""
     return _EVENTS.validate_python(fields) if str(fields.get("event")) in _NAMES else None

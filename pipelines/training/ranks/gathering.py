@@ -1,4 +1,4 @@
-"""Values of every rank, whatever JSON can hold."""
+"""A gather operation for values of every rank that JSON can represent."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ def gather_json(value: Any, collective: HorovodCollective) -> list[Any]:
     """Return the value of every rank, in rank order; all ranks call this together.
 
     Args:
-        value: Anything that JSON can hold.
+        value: Any value that JSON can represent.
         collective: The ranks.
     """
     data = np.frombuffer(json.dumps(value).encode(), np.uint8)

@@ -1,4 +1,4 @@
-"""Results that workers send to the driver, which imports this module: nothing here imports TensorFlow."""
+"""The results that workers send to the driver. The driver imports this module, so it imports no TensorFlow."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,21 +17,21 @@ from pipelines.training.ranks.predictions import Predictions
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics of one split, the same on every rank."""
+    """The metrics of one split, the same on every rank."""
 
     metrics: dict[str, float]
     per_class: "list[ClassScores]"
-    """Scores of each class, by `models.metrics.per_class_table`."""
+    """Scores of each class, from `models.metrics.per_class_table`."""
     predictions: Predictions | None = None
-    """All samples, where they were asked for."""
+    """Predictions for all samples, if they were requested."""
     split: str = ""
-    """Which split was measured; empty while training."""
+    """Name of the measured split; empty during training."""
     run: "TrackedRun | None" = None
-    """MLflow run that holds the report and the plots; None while training."""
+    """MLflow run with the report and the plots; None during training."""
 
     @property
     def table(self) -> "pandas.DataFrame":
-        """The metrics of each class, one row for each, the most frequent class first."""
+        """The metrics of each class, one row per class, the most frequent class first."""
         import pandas
 
         return pandas.DataFrame(self.per_class).set_index("class").sort_values("support", ascending=False)
@@ -53,32 +53,32 @@ class Evaluation:
 
 
 Thresholds = Mapping[str, list[float]]
-"""Least probability of each predicted class, by the group of the metrics: of the model, and of its averaged weights."""
+"""The smallest probability of each predicted class, by metric group: of the model, and of its averaged weights."""
 
 
 def thresholds_of(evaluations: Mapping[str, Evaluation]) -> dict[str, list[float]]:
-    """Tune the thresholds of a multi-label model on the validation split, of which all predictions are there."""
+    """Tune the thresholds of a multi-label model on all predictions of the validation split."""
     found = {group: each.predictions.thresholds for group, each in evaluations.items() if each.predictions is not None}
     return {group: thresholds for group, thresholds in found.items() if thresholds}
 
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """One finished training."""
+    """The summary of one finished training."""
 
     model_uri: str
-    """Where MLflow has the model; empty where it has not taken it, and on ranks other than 0."""
+    """URI of the model in MLflow; empty if MLflow did not receive it, and on ranks other than 0."""
     history: list[dict[str, float]]
     """Metrics of each epoch."""
     checkpoint: str
     """Path of the newest checkpoint."""
     payload_bytes_per_step: int
-    """Bytes that one rank gives to the collective in each step; only rank 0 has this and the model's URI."""
+    """Bytes that one rank passes to the collective in each step; only rank 0 has this and the model's URI."""
     not_recorded: str = ""
-    """Why MLflow has not taken everything; empty where it has."""
+    """Reason why MLflow did not receive everything; otherwise empty."""
     averaged_model_uri: str = ""
-    """Where MLflow has the model with averaged weights; empty without `training.ema` too."""
+    """URI in MLflow of the model with averaged weights; also empty without `training.ema`."""
     model_epoch: int = 0
     """Number of the epoch whose weights the model has, from 1; 0 on ranks other than 0."""
     ended: str = ""
-    """Why training ended; empty where epochs are not compared."""
+    """Reason why training ended; empty if epochs are not compared."""

@@ -1,4 +1,4 @@
-"""Metrics of an epoch, as the history, the checkpoints and the tracked run have them."""
+"""The metrics of an epoch for the history, the checkpoints and the tracked run."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -21,15 +21,15 @@ def epoch_metrics(
     size: Size | None = None,
     of_mode: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, float]:
-    """One epoch's entry of the history; one that was resumed after its last step has no times of a step.
+    """Return the history's entry of one epoch; an epoch that was resumed after its last step has no step times.
 
     Args:
         trained: The epoch.
         phases: Times of the parts of its steps.
-        evaluations: Evaluations by the groups of their metrics.
-        loss_scale: Scale of the loss; None where there is none.
-        totals: Metrics that count from the beginning of training.
-        size: To which its images were resized; None: they were not.
+        evaluations: Evaluations by metric group.
+        loss_scale: Scale of the loss; None if there is none.
+        totals: Metrics that count from the start of training.
+        size: Size to which its images were resized; None: they were not resized.
         of_mode: Metrics that only the training mode has.
     """
     metrics = {
@@ -64,15 +64,15 @@ def totals_after(
     seconds: float,
     compile_seconds: float,
 ) -> dict[str, float]:
-    """Metrics of an epoch that count from the beginning of training, over all attempts.
+    """Return the metrics of an epoch that count from the start of training, over all attempts.
 
     Args:
-        history: Metrics of the epochs before it.
+        history: Metrics of the previous epochs.
         config: The whole configuration.
-        steps: Steps of an epoch.
+        steps: Number of steps per epoch.
         payload_bytes: Payload of its steps.
-        seconds: Time since the end of the epoch before it, without steps that were repeated.
-        compile_seconds: Part of that time in which the training step was compiled.
+        seconds: Seconds since the end of the previous epoch, without repeated steps.
+        compile_seconds: Seconds of this time in which the training step was compiled.
     """
     before = history[-1] if history else {}
     epochs = len(history) + 1

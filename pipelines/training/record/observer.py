@@ -1,4 +1,4 @@
-"""What every rank measures in each step; rank 0 also records it."""
+"""The figures that every rank measures in each step; rank 0 also records them."""
 
 import numpy as np
 import tensorflow as tf
@@ -17,20 +17,20 @@ _PAYLOAD, _ENCODE = METRICS.index("payload_bytes"), METRICS.index("encode_second
 
 
 class StepMeasurements:
-    """Keeps what each step of an epoch took; see `StepObserver`."""
+    """Collects the figures of each step of an epoch; see `StepObserver`."""
 
     def __init__(self, clocks: StepClocks, record: Record | None, further_bytes: int = 0) -> None:
-        """Begin with an epoch.
+        """Start a new epoch.
 
         Args:
-            clocks: Measure the step.
+            clocks: The clocks that measure the step.
             record: The record that each step is written to; None on ranks other than 0.
-            further_bytes: Payload of a step beside that of the gradients.
+            further_bytes: Payload of a step in addition to that of the gradients.
         """
         self._clocks, self._record, self._further_bytes = clocks, record, further_bytes
         self._rows: list[NDArray[np.float64]] = []
         self.steps_done = 0
-        """Optimizer steps of the run so far."""
+        """Number of optimizer steps of the run so far."""
         self.payload_bytes = 0.0
         """Payload of the epoch's steps that were recorded here."""
 
@@ -49,20 +49,20 @@ class StepMeasurements:
             self._record.write_step(step, loss, values[: len(METRICS)])
 
     def go_on_after(self, step: int) -> None:
-        """Forget the steps of the epoch: the kept state tells of those before, and later ones are trained again.
+        """Drop the steps of the epoch: the in-memory checkpoint has the earlier ones, later ones are trained again.
 
         Args:
-            step: Optimizer steps after which training goes on in place.
+            step: Number of optimizer steps after which training continues in place.
         """
         self._rows, self.steps_done, self.payload_bytes = [], step, 0.0
 
     def take(self, trained: EpochResult) -> Measured:
-        """Return the sums of an epoch's steps that its rate is about, and begin with the next epoch.
+        """Return the sums over the measured steps of an epoch, and start the next epoch.
 
         Args:
             trained: The epoch.
         """
-        # Of an epoch that was stopped after its last step nothing is left to train.
+        # An epoch that was stopped after its last step has no rows here when it is resumed.
         rows = np.array(self._rows or [np.zeros(len(METRICS) + 2)])
         self._rows, self.payload_bytes = [], 0.0
         sums = rows[-trained.measured_steps :, _ENCODE:].sum(0).tolist()
@@ -80,17 +80,17 @@ class StepMeasurements:
 
 
 def gather_phases(measured: Measured, collective: HorovodCollective) -> StepPhases:
-    """Compare what all ranks measured; they call this together."""
+    """Compare the figures of all ranks, which call this together."""
     return divide(collective.concatenate(measured.row))
 
 
 def make_sampler(config: RunConfig, measurements: StepMeasurements) -> SystemSampler | None:
-    """Begin to sample this rank's machine, if `tracking.system_seconds` says so."""
+    """Start to sample this rank's machine if `tracking.system_seconds` is set."""
     seconds = config.tracking.system_seconds
     return None if seconds is None else SystemSampler(seconds, lambda: measurements.steps_done)
 
 
 def gpu_names() -> list[str]:
-    """GPUs of this rank by name; empty on a CPU."""
+    """Return the names of this rank's GPUs; empty on a CPU."""
     devices = tf.config.list_physical_devices("GPU")
     return [tf.config.experimental.get_device_details(device).get("device_name", device.name) for device in devices]

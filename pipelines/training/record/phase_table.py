@@ -1,4 +1,4 @@
-"""Where the step went in every epoch of a run, kept beside its checkpoints over all attempts and resumes."""
+"""A table of the step's phases in every epoch; it is stored beside the checkpoints, over all attempts and resumes."""
 
 import json
 import logging
@@ -13,25 +13,25 @@ _log = logging.getLogger(__name__)
 
 
 class PhaseTable:
-    """The rows of all epochs so far, a row for each epoch and rank, in a file of the checkpoints' folder."""
+    """The rows of all epochs so far, one per epoch and rank, in a file in the checkpoints' folder."""
 
     def __init__(self, checkpoints: AnyPath, start_step: int) -> None:
-        """Take what earlier processes have written of the epochs that the checkpoint has.
+        """Read the rows that earlier processes wrote about the epochs in the checkpoint.
 
         Args:
             checkpoints: Folder or URL of the run's checkpoints.
-            start_step: Optimizer steps of the checkpoint from which training continues; later epochs are dropped.
+            start_step: Number of steps in the checkpoint from which training continues; later epochs are dropped.
         """
         self._file = checkpoints / FILE_NAME
         self._epochs = [epoch for epoch in self._read() if epoch["step"] <= start_step]
 
     def add(self, phases: StepPhases, *, epoch: int, step: int) -> list[dict[str, float]]:
-        """Add an epoch, and return the rows of all epochs.
+        """Add an epoch and return the rows of all epochs.
 
         Args:
             phases: Times of the parts of its steps.
             epoch: Its number, from 1.
-            step: Optimizer steps at its end.
+            step: Number of optimizer steps at its end.
 
         Raises:
             OSError: The file cannot be written.
@@ -43,7 +43,7 @@ class PhaseTable:
 
     @property
     def latest(self) -> StepPhases | None:
-        """Where the steps of the last epoch went; None where no epoch is known."""
+        """The phases of the last epoch's steps; None if no epoch is known."""
         if not self._epochs:
             return None
         rows = self._epochs[-1]["rows"]

@@ -1,4 +1,4 @@
-"""Where the step goes: how long each rank spends on each part of a step, gathered once per epoch."""
+"""The phases of a step: how long each rank spends on each part of a step, gathered once per epoch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ PHASES = {
     "optimizer": "the update of the weights",
     "waiting": "waiting for the slowest rank",
 }
-"""The phases in their order within a step, with what they are."""
+"""The phases in their order within a step, with their meaning."""
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,17 @@ class StepPhases:
 
     @property
     def slowest_rank(self) -> int:
-        """The rank for which the others wait: it waits least itself."""
+        """The rank that the others wait for, which is the one that waits least."""
         return min(range(len(self.seconds)), key=lambda rank: self.seconds[rank]["waiting"])
 
     @property
     def mean(self) -> dict[str, float]:
-        """Mean over the ranks."""
+        """The mean over the ranks."""
         return {name: float(np.mean([rank[name] for rank in self.seconds])) for name in PHASES}
 
     @property
     def step_seconds(self) -> float:
-        """Seconds of a step, which are about the same on every rank."""
+        """Seconds per step, which are about the same on every rank."""
         return sum(self.mean.values())
 
 
@@ -59,7 +59,7 @@ class Measured:
 
     @property
     def row(self) -> NDArray[np.float64]:
-        """Mean seconds per step `(1, 7)`, as `divide` takes them."""
+        """The mean seconds per step `(1, 7)`, as `divide` takes them."""
         sums = [self.seconds, self.input, self.encode, self.collective, self.decode, self.optimizer]
         sums.append(self.after_gradients)
         return np.array([sums]) / max(self.steps, 1)
@@ -70,13 +70,13 @@ def divide(rows: NDArray[np.float64]) -> StepPhases:
 
         exposed(rank)       = time after the last gradient - optimizer
         exchange(rank)      = encode + collective + decode, bucket by bucket
-        encode, ..., decode = their part of exchange(rank), of which at most exposed(rank) counts
+        encode, ..., decode = their part of min(exchange(rank), exposed(rank))
         waiting(rank)       = collective(rank) - the smallest collective of all ranks
-        wire                = the smallest collective: that of the rank which comes last finds all others there
+        wire                = the smallest collective: the rank that arrives last does not wait for others
         compute             = wall time - all other phases, at least 0
 
-    Buckets travel while the backward pass still computes earlier layers, and several of them at the same time: the sum
-    of their times may be more than the step. What computing hides is part of `compute`.
+    Several buckets are sent at the same time, while the backward pass still computes earlier layers. The sum of their
+    times may therefore be longer than the step. Communication that computation hides is part of `compute`.
     """
     steps, waited, encode, collective, decode, optimizer, after_gradients = rows.T
     exchange = encode + collective + decode
@@ -99,7 +99,7 @@ def divide(rows: NDArray[np.float64]) -> StepPhases:
 
 
 def line_of(phases: StepPhases) -> str:
-    """Say where the step goes, in parts of the whole, with the slowest rank where one makes the others wait."""
+    """Return a line with the share of each phase, and the slowest rank if the others wait for it."""
     mean, whole = phases.mean, phases.step_seconds
     parts = [f"{name} {100 * seconds / whole:.0f} %" for name, seconds in mean.items() if seconds >= 0.005 * whole]
     slowest = f"; slowest is rank {phases.slowest_rank}" if mean["waiting"] >= 0.005 * whole else ""
@@ -107,7 +107,7 @@ def line_of(phases: StepPhases) -> str:
 
 
 def table_of(phases: StepPhases, epoch: int) -> list[dict[str, float]]:
-    """Return a row for each rank in an epoch, which is counted from 1."""
+    """Return a row for each rank in an epoch; epochs are counted from 1."""
     return [
         {"epoch": epoch, "rank": rank, **{f"{name}_seconds": value for name, value in seconds.items()}}
         for rank, seconds in enumerate(phases.seconds)

@@ -1,4 +1,4 @@
-"""Plots of one training."""
+"""The plots of one training."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -51,10 +51,10 @@ def learning_curves(history: Sequence[Mapping[str, float]]) -> CellFigure:
 
 
 def where_the_step_goes(history: Sequence[Mapping[str, float]], last: StepPhases) -> Figure:
-    """Plot the seconds of a step by phase: over the epochs as a mean of the ranks, and by rank in the last epoch.
+    """Plot the time of a step by phase: per epoch as the mean over the ranks, and per rank in the last epoch.
 
     Args:
-        history: Metrics of each epoch; those without a step of this process have no phases and are left out.
+        history: Metrics of each epoch. Epochs without a step of this process have no phases and are left out.
         last: The phases of the last epoch.
     """
     figure = Figure(figsize=(_WIDTH_INCHES, 3.9), layout="constrained")
@@ -102,13 +102,12 @@ def schedule_curve(rates: Mapping[str, Sequence[tuple[float, float]]]) -> Figure
     """Plot the learning rate of one or more schedules by epoch.
 
     Args:
-        rates: Pairs (epoch, rate) in rising order, by the schedule's name. Rates have a logarithmic axis where there
-            is more than one schedule.
+        rates: Pairs (epoch, rate) in rising order, by the schedule's name. Several schedules have a logarithmic axis.
     """
     figure = Figure(figsize=(_WIDTH_INCHES, 4.0 if len(rates) == 1 else 7.0), layout="constrained")
     axis = figure.subplots()
     for number, (name, points) in enumerate(rates.items()):
-        dashes = ("-", "--", ":")[number // 10 % 3]  # ten colours before the first one comes again
+        dashes = ("-", "--", ":")[number // 10 % 3]  # the colours repeat after ten lines
         axis.plot([epoch for epoch, _ in points], [rate for _, rate in points], dashes, label=name)
     axis.set_xlabel("epoch")
     axis.set_ylabel("learning rate")
@@ -118,7 +117,7 @@ def schedule_curve(rates: Mapping[str, Sequence[tuple[float, float]]]) -> Figure
         axis.set_title(next(iter(rates)))
     else:
         axis.set_yscale("log")
-        # A cosine ends at almost 0, which would press all the rest together.
+        # A cosine ends near 0, which would compress the rest of the plot.
         axis.set_ylim(bottom=1e-7 * max(rate for points in rates.values() for _, rate in points))
         figure.legend(loc="outside lower center", ncols=3, fontsize=8)
     return figure
@@ -134,7 +133,7 @@ def range_test_curve(points: Sequence[RatePoint], suggestion: Suggestion | None)
     if suggestion is not None:
         axis.axvline(suggestion.rate, color="tab:green", linestyle="--", label=f"suggestion {suggestion.rate:.3g}")
     axis.set_xscale("log")
-    # A loss that explodes at the end would press all the rest together.
+    # A loss that explodes at the end would compress the rest of the plot.
     finite = [point.smoothed for point in points if math.isfinite(point.smoothed)]
     if finite:
         first, least = finite[0], min(finite)
@@ -148,7 +147,7 @@ def range_test_curve(points: Sequence[RatePoint], suggestion: Suggestion | None)
 
 
 def per_class_bars(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
-    """Plot F1 and average precision of each class, the most frequent class on top, with its samples in brackets."""
+    """Plot F1 and average precision of each class, the most frequent on top, with sample counts in brackets."""
     ordered = sorted(rows, key=lambda row: row["support"])
     figure = Figure(figsize=(_WIDTH_INCHES, 1.2 + 0.36 * len(ordered)), layout="constrained")
     axis = figure.subplots()

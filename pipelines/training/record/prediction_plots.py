@@ -1,4 +1,4 @@
-"""Plots of what a model answers: precision and recall, confusion, the best and the worst predictions."""
+"""The plots of a model's predictions: precision and recall, confusion, the best and the worst predictions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,19 +13,19 @@ from pipelines.training.ranks.predictions import Predictions, confusion, precisi
 _WIDTH_INCHES = 9.0
 _MOST_CURVES = 20
 MOST_CLASSES = 60
-"""Largest number of classes whose confusion can be read in a picture."""
+"""The largest number of classes whose confusion matrix is readable in a picture."""
 _PER_ROW = 8
 _CELL_WIDTH, _CELL_HEIGHT = 1.7, 2.5
-"""Size of an image with its text, in inches."""
+"""The size of an image with its text, in inches."""
 _GAP, _LINE_INCHES, _HEADING_INCHES = 0.06, 0.12, 0.35
 SHOWN = 16
-"""Number of best, and of worst, predictions that are shown."""
+"""The number of best and of worst predictions that are shown."""
 
 Pixels = NDArray[np.uint8]
 
 
 def precision_recall_curves(predictions: Predictions, rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
-    """Plot precision over recall of each class, of at most the 20 most frequent ones, with its average precision.
+    """Plot precision over recall for at most the 20 most frequent classes, with their average precision.
 
     Args:
         predictions: Predictions of a whole split.
@@ -53,7 +53,7 @@ def precision_recall_curves(predictions: Predictions, rows: Sequence[Mapping[str
 
 
 def confusion_picture(predictions: Predictions, class_names: Sequence[str], title: str) -> Figure:
-    """Plot what was predicted in place of what, as parts of each row; see `confusion`."""
+    """Plot the confusion matrix as fractions of each row; see `confusion`."""
     counts = confusion(predictions)
     whole = np.maximum(counts.sum(1, keepdims=True), 1)
     size = 3.2 + 0.24 * len(class_names)
@@ -79,7 +79,7 @@ def confusion_picture(predictions: Predictions, class_names: Sequence[str], titl
 def contact_sheet(
     predictions: Predictions, class_names: Sequence[str], image_of: Callable[[int], Pixels], title: str
 ) -> Figure:
-    """Show the worst and the best predictions as people see them, with what is there and what was predicted.
+    """Show the images with the worst and the best predictions, with their true and predicted classes.
 
     Args:
         predictions: Predictions of a whole split.
@@ -92,7 +92,7 @@ def contact_sheet(
     part_height = _HEADING_INCHES + lines * _CELL_HEIGHT
     width, height = _PER_ROW * _CELL_WIDTH, _HEADING_INCHES + 2 * part_height
     figure = Figure(figsize=(width, height))
-    # One axis in inches for all images: an axis for each of them would take seconds to lay out.
+    # One axis in inches for all images, because the layout of an axis per image would take seconds.
     axis = figure.add_axes((0, 0, 1, 1))
     axis.set_xlim(0, width)
     axis.set_ylim(height, 0)
@@ -112,7 +112,7 @@ def contact_sheet(
 
 
 def _show_image(axis: Axes, corner: tuple[float, float], pixels: Pixels, above: str, below: str) -> None:
-    """Draw one image in its cell, of which the upper left corner is given, as large as it fits."""
+    """Draw one image as large as possible in its cell; `corner` is the upper left corner of the cell."""
     left, top = corner
     side = _CELL_WIDTH - 2 * _GAP
     rows, columns = pixels.shape[:2]

@@ -1,4 +1,4 @@
-"""What rank 0 writes to the tracked run while it trains."""
+"""The metrics, plots and models that rank 0 writes to the tracked run during training."""
 
 import json
 import math
@@ -45,12 +45,12 @@ from pipelines.training.step.weight_average import WeightAverage
 from pipelines.training.tracing.spans import TRACE_FILE
 
 _STEP_METRICS = [f"time/{name}" if name.endswith("_seconds") else f"exchange/{name}" for name in METRICS]
-"""Names in MLflow of what the exchange measures in each step."""
+"""Names in MLflow of the figures that the exchange measures in each step."""
 _TIMES = np.array([name.endswith("_seconds") for name in METRICS])
 
 
 class Record:
-    """One run's curves by step and by epoch, its plots and its model."""
+    """The curves of a run by step and by epoch, its plots and its model."""
 
     def __init__(
         self,
@@ -63,16 +63,17 @@ class Record:
         image_of: Callable[[int], Pixels] | None = None,
         rows: KeptRows | None = None,
     ) -> None:
-        """Begin to write beside training.
+        """Start the writer, which works in parallel with training.
 
         Args:
             run: The run.
-            checkpoints: Folder or URL of the run's checkpoints. Beside it, everything waits until MLflow has taken it.
+            checkpoints: Folder or URL of the run's checkpoints. Entries wait in a journal beside it until MLflow has
+                received them.
             schedule: Learning rate by optimizer step.
-            start_step: Optimizer steps of the checkpoint from which training continues; 0 at its start.
+            start_step: Number of steps in the checkpoint from which training continues; 0 for a new run.
             own_metrics: Names of the user's own metrics.
             image_of: Returns the pixels of a row of the validation split; called from a thread.
-            rows: Where steps that are not written yet outlive this process; those that are there already are taken.
+            rows: Memory that keeps unwritten steps if this process dies. Rows of an earlier process are read from it.
         """
         self._run, self._journal = run, RankJournal(checkpoints)
         self._writer = RunWriter(
@@ -84,39 +85,41 @@ class Record:
         self._phases = PhaseTable(checkpoints, start_step)
         self._rows = rows
         self._steps: list[StepRow] = [] if rows is None else rows.read()
-        """Step, loss, milliseconds since 1970 and what was measured, of the steps that are not written yet."""
+        """Step, loss, milliseconds since 1970 and measured values of each step that is not written yet."""
         self._next_compiles = True
-        """Whether the next step is compiled first, as the first one of a process is: its times are left out."""
+        """Whether the next step compiles first, as the first step of a process does. Its times are left out."""
         self._written = self._epochs_written = 0
-        """Optimizer steps and those at the end of the latest epoch of which everything is written: where training goes
-        on in place after a rank has died, some are taken again, and give the same."""
+        """Number of steps, and steps at the end of the last epoch, that are fully written.
+
+        After an in-place recovery some steps are recomputed with the same result.
+        """
 
     def write_step(self, step: int, loss: float, measured: NDArray[np.float64]) -> None:
-        """Keep one step until `write_steps`; of one that compiles, without its times.
+        """Store one step until `write_steps`; the times of a step that compiles are left out.
 
         Args:
-            step: Optimizer steps done before it.
-            loss: Its loss on this rank.
-            measured: What the exchange measured, in the order of `METRICS`.
+            step: Number of optimizer steps before this one.
+            loss: Loss of the step on this rank.
+            measured: Figures of the exchange in the order of `METRICS`.
         """
         if self._next_compiles:
             measured, self._next_compiles = np.where(_TIMES, np.nan, measured), False
         row = (step, loss, now(), measured)
-        if self._rows is not None:  # also a step that is written: a process that takes over forgets that it is
+        if self._rows is not None:  # written steps too: a process that takes over does not know which are written
             self._rows.append(row)
         if step >= self._written:
             self._steps.append(row)
 
     def expect_compiling(self) -> None:
-        """Leave the times of the next step out too: it is compiled for images of another size."""
+        """Leave out the times of the next step too, which compiles for images of another size."""
         self._next_compiles = True
 
     def go_on_after(self, step: int, replaced: Sequence[int]) -> None:
-        """Forget later steps, which are trained again, and write which processes have died.
+        """Drop later steps, which are trained again, and record the replaced ranks.
 
         Args:
-            step: Optimizer steps after which training goes on in place.
-            replaced: The ranks whose processes were replaced by their spares.
+            step: Number of optimizer steps after which training continues in place.
+            replaced: Ranks whose processes were replaced by their spares.
         """
         self._writer.tags({f"recovered_after_step_{step}": " and ".join(f"rank {rank}" for rank in replaced)})
         self._steps = [row for row in self._steps if row[0] < step]
@@ -124,7 +127,7 @@ class Record:
             self._rows.keep(0, step)
 
     def write_steps(self, step: int) -> None:
-        """Write what is known of the steps so far, before the checkpoint that holds `step` optimizer steps."""
+        """Write the stored steps, before the checkpoint that contains `step` optimizer steps is written."""
         self._write_steps(step)
         self._writer.sync()
         self._journal.publish()
@@ -142,10 +145,10 @@ class Record:
         self._written = max(self._written, after_step)
 
     def write_last_steps(self, samples: list[Sample]) -> None:
-        """Write the steps that led to a failure, which no checkpoint will hold; the driver delivers them.
+        """Write the steps that led to a failure. No checkpoint will contain them, and the driver delivers them.
 
         Args:
-            samples: Those of rank 0's machine since the last epoch; the other ranks' cannot be gathered any more.
+            samples: Samples of rank 0's machine since the last epoch. Those of other ranks can no longer be gathered.
         """
         self._writer.curves(curves_of([samples]))
         self.write_steps(0)
@@ -154,9 +157,10 @@ class Record:
         self._journal.publish()
 
     def write_unsaved_steps(self) -> None:
-        """Write the steps since the latest checkpoint where another rank has ended, of which only the driver knows why.
+        """Write the steps since the latest checkpoint after another rank has ended for an unknown reason.
 
-        It delivers them if that rank has diverged. Else they are dropped where they are trained again.
+        The driver knows the reason. It delivers these steps if that rank diverged. Otherwise the steps are dropped when
+        they are trained again.
         """
         if not self._steps:
             return
@@ -174,14 +178,14 @@ class Record:
         step: int,
         samples: list[list[Sample]] | None = None,
     ) -> None:
-        """Write everything about the epoch that ended last, before its checkpoint.
+        """Write everything about the last epoch, before its checkpoint is written.
 
         Args:
             history: Metrics of each epoch so far.
-            evaluations: What `Validate` returned after the epoch.
-            phases: Times of the parts of its steps; None where it was resumed after its last step.
-            step: Optimizer steps at the end of the epoch.
-            samples: Those of every rank's machine, in rank order.
+            evaluations: Results of `Validate` after the epoch.
+            phases: Times of the parts of its steps; None if the epoch was resumed after its last step.
+            step: Number of optimizer steps at the end of the epoch.
+            samples: Samples of every rank's machine, in rank order.
         """
         if step <= self._epochs_written:
             return
@@ -197,13 +201,13 @@ class Record:
         self._journal.publish()
 
     def write_absent(self, history: Sequence[dict[str, float]], *, steps: int) -> None:
-        """Write the epochs of a checkpoint that MLflow does not have, because their journal is lost with its disk.
+        """Write the epochs of a checkpoint that MLflow lacks because their journal was lost with its disk.
 
-        Their points get the time of now. Curves by step and samples of machines are lost.
+        Their points get the current time. Curves by step and samples of machines are lost.
 
         Args:
             history: Metrics of each epoch.
-            steps: Optimizer steps of an epoch.
+            steps: Number of optimizer steps per epoch.
         """
         ends = {epoch * steps: metrics for epoch, metrics in enumerate(history, 1)}
         by_step = {step: self._with_headlines(metrics, step) for step, metrics in ends.items()}
@@ -215,12 +219,12 @@ class Record:
     def draw_again(
         self, history: Sequence[dict[str, float]], evaluations: Mapping[str, Evaluation], *, step: int
     ) -> None:
-        """Draw the pictures of the last epoch, which the process that trained it may have ended without.
+        """Draw the pictures of the last epoch, because its process may have ended before it drew them.
 
         Args:
             history: Metrics of each epoch.
-            evaluations: What `Validate` returns for the last one.
-            step: Optimizer steps at its end.
+            evaluations: Results of `Validate` for the last epoch.
+            step: Number of optimizer steps at its end.
         """
         self._draw(history, evaluations, self._phases.latest, step)
 
@@ -261,23 +265,23 @@ class Record:
             self._writer.picture(draw, path, after_step=step)
 
     def write_ranks(self, facts: Sequence[Mapping[str, Any]]) -> None:
-        """Write what every rank runs on, in rank order."""
+        """Write the facts about every rank's machine, in rank order."""
         self._writer.text(json.dumps(list(facts), indent=1), "environment/ranks.json")
 
     def write_trace(self, trace: str, profiles: Path | None, step: int) -> None:
-        """Write the trace of some steps, and what TensorFlow's profiler has recorded of them.
+        """Write the trace of some steps, and the profiles that TensorFlow recorded of them.
 
         Args:
             trace: JSON in Chrome's format.
             profiles: Folder of the profiles; None: there are none.
-            step: Optimizer steps that they tell of.
+            step: Number of optimizer steps at the end of the trace.
         """
         self._writer.text(trace, TRACE_FILE, after_step=step)
         if profiles is not None:
             self._writer.folder(profiles, profiles.name)
 
     def hold(self, step: int) -> None:
-        """Say that a checkpoint holds so many optimizer steps: what was written about them goes to MLflow."""
+        """Record that a checkpoint contains `step` optimizer steps, so that their entries are sent to MLflow."""
         self._writer.hold(step)
         self._journal.publish()
         if self._rows is not None:
@@ -291,24 +295,25 @@ class Record:
         steps: int,
         log_model: Callable[[], str] = lambda: "",
     ) -> tuple[str, str]:
-        """Write what is known at the end, the model last, and stop writing.
+        """Write tags and summary at the end, then the model, and stop writing.
 
-        The last pictures are drawn meanwhile: both take seconds, and only what was measured must be there before.
+        The last pictures are drawn while the model is logged, because both take seconds. Only measured values must be
+        delivered before the model.
 
         Args:
             tags: Tags of the run about its end.
             summary: Metrics of the whole run.
-            steps: Optimizer steps in all.
-            log_model: Logs the model and returns its URI; is not called where the store is away.
+            steps: Total number of optimizer steps.
+            log_model: Logs the model and returns its URI; not called if the store cannot be reached.
 
         Returns:
-            The URI of the model, empty where there is none; and why MLflow has not taken everything, else empty.
+            The URI of the model, empty if there is none; and why MLflow did not receive everything, otherwise empty.
         """
         tell(SavingModel())
         rates = [self._schedule(step) for step in range(steps)]
         if tags:
             self._writer.tags(tags)
-        # A run whose model was not logged is finished again, and has its summary already.
+        # A run whose model was not logged is finished a second time, and already has its summary.
         self._writer.absent_metrics({steps: summary}, "summary/parameters")
         self._writer.text(json.dumps(dict(summary), indent=1), "summary.json")
         self._writer.picture(lambda: learning_rate_curve(rates), "learning_rate.png")
@@ -339,18 +344,18 @@ class Record:
         average: WeightAverage | None = None,
         thresholds: Thresholds = MappingProxyType({}),
     ) -> tuple[str, str]:
-        """Write what is known at the end with the model, and stop writing; see `write_end`.
+        """Write tags, summary and model at the end, and stop writing; see `write_end`.
 
         Args:
             model: The trained model.
-            manifest: Its dataset.
+            manifest: Manifest of its dataset.
             config: The whole configuration.
-            steps: Optimizer steps in all.
-            model_steps: Those that the model has seen.
+            steps: Total number of optimizer steps.
+            model_steps: Number of steps after which the model's weights were taken.
             tags: Tags of the run about its end.
             summary: Metrics of the whole run.
-            average: The average of its weights, which is logged as a model of its own, before the other one.
-            thresholds: Tuned on validation after these steps.
+            average: The average of its weights. It is logged as a separate model, before the other one.
+            thresholds: Thresholds tuned on the validation split after these steps.
 
         Returns:
             The same as `write_end`.

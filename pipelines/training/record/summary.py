@@ -1,4 +1,4 @@
-"""The figures of a finished run that a paper's table has, from the history of its epochs."""
+"""The summary of a finished run, with the usual figures of a paper's table, from the history of its epochs."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -14,27 +14,27 @@ from pipelines.training.setup.resolution import full_size
 
 History = Sequence[Mapping[str, float]]
 _PASSES = 3
-"""A training step is a forward pass, and a backward pass of twice as many operations."""
+"""A training step is a forward pass (1 part of operations) and a backward pass (2 parts)."""
 
 
 @dataclass(frozen=True)
 class Computer:
-    """What the model and the device are."""
+    """The properties of model and device."""
 
     ranks: int
-    """Number of ranks at the end of the training; epochs of earlier versions do not say theirs."""
+    """Number of ranks at the end of the training; used for epochs that do not record theirs."""
     parameters: int
-    """Trainable numbers."""
+    """Number of trainable parameters."""
     forward_flops: int
-    """Floating-point operations of one image."""
+    """Floating-point operations of the forward pass of one image."""
     matmul_flops_per_second: float
-    """Measured on rank 0."""
+    """Rate of a matrix product, measured on rank 0."""
     nominal_flops_per_second: float | None
-    """Peak of rank 0's cores or GPU; None where it is not known."""
+    """Peak of rank 0's cores or GPU; None if unknown."""
 
 
 def compared_metric(config: RunConfig, manifest: Manifest) -> str:
-    """Return the metric by which epochs are compared: that of `training.selection`, or the usual one of the task."""
+    """Return the metric that epochs are compared by: that of `training.selection`, or the usual one of the task."""
     if config.training.selection.metric is not None:
         return config.training.selection.metric
     if VALIDATION_SPLIT not in manifest.splits:
@@ -43,13 +43,13 @@ def compared_metric(config: RunConfig, manifest: Manifest) -> str:
 
 
 def summary_of(history: History, config: RunConfig, manifest: Manifest, computer: Computer) -> dict[str, float]:
-    """Return the summary by names in the group `summary`; what is not known is left out.
+    """Return the summary by names in the group `summary`; unknown values are left out.
 
     Args:
         history: Metrics of each epoch.
         config: The whole configuration.
-        manifest: The dataset.
-        computer: Model and device.
+        manifest: Manifest of the dataset.
+        computer: Properties of model and device.
     """
     metric = compared_metric(config, manifest)
     last, rows = history[-1], manifest.splits[TRAINING_SPLIT].rows
@@ -82,7 +82,7 @@ def summary_of(history: History, config: RunConfig, manifest: Manifest, computer
         "flops_per_image": _PASSES * computer.forward_flops,
         "matmul_flops_per_second": computer.matmul_flops_per_second,
     }
-    # Images of a resolution schedule need fewer operations than these.
+    # Smaller images of a resolution schedule need fewer operations.
     height = full_size(config, manifest)[0]
     full = [row for row in timed if row.get(IMAGE_HEIGHT, height) == height]
     if full:
@@ -102,7 +102,7 @@ def _workers(row: Mapping[str, float], computer: Computer) -> float:
 
 
 def _wire_bytes(history: History, computer: Computer) -> float:
-    """Bytes of all ranks: an allreduce of n bytes makes each of N ranks send 2 (N - 1) / N of them."""
+    """Return the bytes that all ranks sent: in an allreduce of n bytes each of N ranks sends 2 n (N - 1) / N."""
     sent = before = 0.0
     for row in history:
         sent += 2 * (_workers(row, computer) - 1) * (row["exchange/payload_bytes_total"] - before)
@@ -111,7 +111,7 @@ def _wire_bytes(history: History, computer: Computer) -> float:
 
 
 def _first_reaching(history: History, metric: str, target: float | None) -> int | None:
-    """Index of the first epoch whose metric is as good as the target."""
+    """Return the index of the first epoch whose metric reaches the target."""
     if target is None:
         return None
     sign = -1 if is_lower_better(metric) else 1

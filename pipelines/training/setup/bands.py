@@ -1,11 +1,11 @@
-"""Which bands of the dataset the network sees, and as which channels; imports no TensorFlow."""
+"""The bands of the dataset that the network sees, and their channels; this module imports no TensorFlow."""
 
 from collections.abc import Sequence
 
 from pipelines.sample import ImageGroup
 
 Channels = tuple[int | None, ...]
-"""Channel of the network's input for each band of a group; None: the network does not see the band."""
+"""The channel of the network's input for each band of a group; None: the network does not see the band."""
 
 
 def band_channels(groups: Sequence[ImageGroup], bands: Sequence[str] | None) -> dict[str, Channels]:
@@ -35,11 +35,11 @@ def band_channels(groups: Sequence[ImageGroup], bands: Sequence[str] | None) -> 
 
 
 def used_groups(groups: Sequence[ImageGroup], bands: Sequence[str] | None) -> list[ImageGroup]:
-    """Return the groups of which the network sees a band; these are the model's inputs."""
+    """Return the groups with at least one band that the network sees; these are the model's inputs."""
     channels = band_channels(groups, bands)
     return [group for group in groups if any(channel is not None for channel in channels[group.name])]
 
 
 def seen_bands(groups: Sequence[ImageGroup], bands: Sequence[str] | None) -> list[str]:
-    """Return the names of the network's input channels, in their order."""
+    """Return the names of the network's input channels, in channel order."""
     return list(bands) if bands is not None else [name for group in groups for name in group.bands]

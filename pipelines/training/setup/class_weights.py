@@ -1,4 +1,4 @@
-"""The weights of the classes in the training loss; imports no TensorFlow, so that the driver can check them."""
+"""The weights of the classes in the training loss; this module imports no TensorFlow because the driver uses it too."""
 
 import difflib
 from collections.abc import Mapping
@@ -11,17 +11,17 @@ ClassWeights = Literal["balanced"] | Mapping[str, float] | None
 
 
 def class_weights(setting: ClassWeights, manifest: Manifest) -> list[float] | None:
-    """Return `training.class_weights` as one weight per class, in the dataset's order; None for equal ones.
+    """Return `training.class_weights` as one weight per class, in the dataset's order; None for equal weights.
 
         balanced, single label:  samples / (classes * samples of the class)
         balanced, multi label:   samples without the class / samples with it, the weight of a positive answer
 
-    The counts are those of the training split. Classes without samples count nowhere, and have the weight 1; so have
+    The counts are those of the training split. Classes without samples are not counted and have the weight 1, like
     classes that a mapping does not name.
 
     Raises:
-        ValueError: The mapping names a class that the dataset has not; or all samples have a class, so that its
-            balanced weight for several labels would be 0.
+        ValueError: The mapping names a class that the dataset does not have. Or all samples have a class, so that its
+            balanced multi-label weight would be 0.
 
     Source: `compute_class_weight("balanced")` of scikit-learn (King, Zeng 2001); for several labels the ratio that
     PyTorch's documentation of `BCEWithLogitsLoss` names for `pos_weight`.

@@ -1,4 +1,4 @@
-"""What a run is made with: its name, the settings that have an effect, its tags and its dataset; all from what runs."""
+"""The description of a new run: its name, the settings that have an effect, its tags and its dataset."""
 
 import json
 import re
@@ -28,11 +28,11 @@ _KEY = re.compile(r"[\w\-.: /]+", re.ASCII)  # what MLflow takes
 
 
 def describe_run(config: RunConfig, manifest: Manifest, tags: Mapping[str, str]) -> Description:
-    """Return what a new run of a training is made with.
+    """Return the description of a new run of a training.
 
     Args:
         config: The whole configuration.
-        manifest: The dataset.
+        manifest: Manifest of the dataset.
         tags: Further tags.
     """
     return Description(
@@ -45,9 +45,9 @@ def describe_run(config: RunConfig, manifest: Manifest, tags: Mapping[str, str])
 
 
 def run_name(config: RunConfig) -> str:
-    """Name what differs most between runs: network, optimizer, global batch, codec, precision, workers.
+    """Return a name from what differs most between runs: network, optimizer, global batch, codec, precision, workers.
 
-    `r50-lars-g512-onebit-4w`; codec and precision are left out where they are none and float32.
+    An example is `r50-lars-g512-onebit-4w`. Codec none and precision float32 are left out.
     """
     codec, precision = config.exchange.codec.name, config.training.precision
     parts = [
@@ -62,7 +62,7 @@ def run_name(config: RunConfig) -> str:
 
 
 def settings_of(config: RunConfig, manifest: Manifest) -> dict[str, str]:
-    """Return the settings that hold for a training, by key: the archive is the dataset's, not the configuration's.
+    """Return the effective settings of a training by key; the archive is the dataset's, not the configuration's.
 
     Secrets in URLs are left out.
     """
@@ -81,9 +81,9 @@ def settings_of(config: RunConfig, manifest: Manifest) -> dict[str, str]:
 
 
 def parameters_of(config: RunConfig, manifest: Manifest) -> dict[str, str]:
-    """Return those of `settings_of` that have an effect: neither idle ones nor ones that are null or empty.
+    """Return the settings of `settings_of` that have an effect; settings that are idle, null or empty are left out.
 
-    The artifact `config.yaml` has all of them.
+    The artifact `config.yaml` has all settings.
     """
     idle = {rule.key for rule in RULES if rule.is_idle(config)}
     if config.training.global_batch_size is not None:
@@ -96,7 +96,7 @@ def parameters_of(config: RunConfig, manifest: Manifest) -> dict[str, str]:
 
 
 def dataset_facts(path: str, manifest: Manifest) -> DatasetFacts:
-    """Return what MLflow shows of a dataset: name, digest, place, columns and counts."""
+    """Return the facts about a dataset for MLflow: name, digest, location, columns and counts."""
     columns = [
         {"name": group.name, "type": "tensor", "tensor-spec": {"dtype": group.dtype, "shape": [-1, *group.shape]}}
         for group in manifest.groups
@@ -114,7 +114,7 @@ def dataset_facts(path: str, manifest: Manifest) -> DatasetFacts:
 
 
 def metadata_of_model(manifest: Manifest, config: RunConfig) -> ModelMetadata:
-    """What is logged beside each model of a training."""
+    """Return the metadata that is logged with each model of a training."""
     return ModelMetadata(
         class_names=manifest.class_names,
         task=manifest.task,
@@ -129,7 +129,7 @@ def metadata_of_model(manifest: Manifest, config: RunConfig) -> ModelMetadata:
 
 
 def tags_of(config: RunConfig, manifest: Manifest) -> dict[str, str]:
-    """Return what a run is found by; a resumed run with other settings gets those that hold from then on."""
+    """Return the tags that help to find a run; a resumed run with other settings gets the new ones."""
     return {
         "mlflow.source.name": "groundswell train",
         "mlflow.source.type": "JOB",
@@ -145,7 +145,7 @@ def tags_of(config: RunConfig, manifest: Manifest) -> dict[str, str]:
 
 
 def _sentence(config: RunConfig, manifest: Manifest) -> str:
-    """Say what a run is to somebody who has only its page."""
+    """Return a sentence that describes a run to readers of its page."""
     rows = manifest.splits[TRAINING_SPLIT].rows if TRAINING_SPLIT in manifest.splits else 0
     training, codec = config.training, config.exchange.codec.name
     return (
@@ -157,7 +157,7 @@ def _sentence(config: RunConfig, manifest: Manifest) -> str:
 
 
 def _network(config: RunConfig) -> str:
-    """`r50` for ResNet-50, `cifar20` for the one of CIFAR, the function's name for another one."""
+    """Return the short name of the network: `r50` for ResNet-50, `cifar20` for CIFAR, or the function's name."""
     match config.model:
         case ResNetConfig(depth=depth):
             return f"r{depth}"

@@ -1,4 +1,4 @@
-"""The reader that feeds the training, as the configuration says."""
+"""The configured reader that feeds the training."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -30,22 +30,22 @@ def reader_settings(config: ReaderConfig) -> ReaderSettings:
 
 @dataclass(frozen=True)
 class TrainingInput:
-    """This rank's batches of the training split: as many per step as the configuration accumulates."""
+    """The batches of this rank from the training split, with the configured number of micro-batches per step."""
 
     batches_of: Callable[[int, int], Iterator[Batch]]
-    """Returns the batches of an epoch, beginning with a step of it."""
+    """Returns the batches of an epoch, from a given step on."""
     order: str
-    """What decides the order of samples beside seed and dataset."""
+    """The factors that decide the order of samples in addition to seed and dataset; see `order_of`."""
     resumes_within_epoch: bool
-    """Whether `batches_of` can begin with another step than the first."""
+    """Whether `batches_of` can start at a step other than the first."""
 
 
 def order_of(config: RunConfig, window_rows: int | None) -> str:
-    """Return what decides the order of samples beside seed and dataset.
+    """Return a text with the factors that decide the order of samples in addition to seed and dataset.
 
     Args:
         config: The whole configuration.
-        window_rows: `SplitReader.window_rows` of the training split, with the reader of this project.
+        window_rows: Value of `SplitReader.window_rows` for the training split, with the reader of this project.
     """
     if config.reader.name == "petastorm":
         return "Petastorm's reader"
@@ -58,13 +58,13 @@ def make_input(config: RunConfig, manifest: Manifest, *, rank: int, size: int, m
 
     Args:
         config: The whole configuration.
-        manifest: The dataset.
+        manifest: Manifest of the dataset.
         rank: Number of this rank.
         size: Number of ranks.
-        micro_batches: Number of batches of a rank per step.
+        micro_batches: Number of a rank's batches per step.
 
     Raises:
-        FileNotFoundError, ValueError, RuntimeError: As `SplitReader`.
+        FileNotFoundError, ValueError, RuntimeError: See `SplitReader`.
     """
     seed, global_batch_size = config.training.seed, config.global_batch_size
     batch_size = global_batch_size // (size * micro_batches)

@@ -1,4 +1,4 @@
-"""What a training minimises, and what it is scored by beside the usual metrics."""
+"""The loss that a training minimises, and its metrics in addition to the usual ones."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ def make_loss(config: RunConfig, manifest: Manifest) -> Loss:
     """Return the per-sample loss of training.
 
     Raises:
-        ValueError: A loss by import path is not found, or class weights do not fit the dataset.
+        ValueError: The import path of the loss is not found, or class weights do not fit the dataset.
     """
     training = config.training
     if isinstance(training.loss, ImportedLossConfig):
@@ -30,7 +30,7 @@ def make_metrics(config: Mapping[str, MetricConfig]) -> dict[str, Metric]:
     """Return the metrics of `training.metrics` by name.
 
     Raises:
-        ValueError: One of them is not found.
+        ValueError: A metric is not found.
     """
     return {
         name: imported_metric(metric.path, metric.settings, setting=f"training.metrics.{name}.path")

@@ -1,4 +1,4 @@
-"""What one rank trains with, made from the configuration; training and the finders begin with it."""
+"""The parts that one rank trains with, made from the configuration; training and the finders start with them."""
 
 import functools
 import logging
@@ -34,31 +34,31 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Parts:
-    """What one rank trains with; made by the same calls on every rank."""
+    """The parts that one rank trains with; every rank makes them with the same calls."""
 
     collective: HorovodCollective
     manifest: Manifest
     micro_batches: int
-    """Batches of this rank per optimizer step."""
+    """Number of this rank's batches per optimizer step."""
     model: keras.Model
     loss: Loss
     batch_norm_bytes: int = 0
-    """What batch norm over ranks adds to a step's payload: bytes of an allreduce over all ranks of the same cost."""
+    """Payload per step that batch norm over ranks adds: bytes of an allreduce over all ranks with the same cost."""
 
 
 def make_parts(config: RunConfig, checkpoint_folder: AnyPath | None = None) -> Parts:
-    """Join the ranks and make what each of them trains with; the initial weights are rank 0's after a broadcast.
+    """Join the ranks and make the parts of this rank; a later broadcast gives all ranks the weights of rank 0.
 
     Args:
         config: The whole configuration.
-        checkpoint_folder: Where an earlier attempt of the run may have left checkpoints, which have all weights; None:
-            there was none.
+        checkpoint_folder: Folder where an earlier attempt of the run may have left checkpoints, which have all weights;
+            None: there was no such attempt.
     """
     if config.training.trace_steps is not None:
         allow_timeline()
     in_copy, span = config.training.mode.declaration.ranks_per_copy, config.model.batch_norm_span(ranks_of_job())
     collective = join_ranks(max(in_copy, span), has_peers=in_copy > 1)
-    # The same seed on every rank builds the same weights, and the broadcast makes sure of it.
+    # The same seed on every rank gives the same weights, and the broadcast guarantees it.
     keras.utils.set_random_seed(config.training.seed)
     manifest = read_manifest(config.dataset.path)
     model = make_model(config, manifest)
@@ -75,21 +75,21 @@ def make_parts(config: RunConfig, checkpoint_folder: AnyPath | None = None) -> P
 
 
 def join_ranks(group_size: int = 1, *, has_peers: bool = False) -> HorovodCollective:
-    """Join the job on the devices that the launcher assigned; the arguments are as for `HorovodCollective`."""
+    """Join the job on the devices that the launcher assigned; for the arguments see `HorovodCollective`."""
     collective = HorovodCollective(group_size, has_peers=has_peers)
     use_assigned_devices()
     return collective
 
 
 def make_data(config: RunConfig, parts: Parts) -> TrainingInput:
-    """Open the training split for this rank; the ranks that hold one copy of the model take the same samples."""
+    """Open the training split for this rank; ranks that share one copy of the model take the same samples."""
     in_copy = config.training.mode.declaration.ranks_per_copy
     rank, size = parts.collective.rank // in_copy, parts.collective.size // in_copy
     return make_input(config, parts.manifest, rank=rank, size=size, micro_batches=parts.micro_batches)
 
 
 def agree_on_kernels(config: RunConfig, collective: HorovodCollective) -> None:
-    """Use the C++ kernels on every rank or on none: ranks decode alone, and other code gives other last digits."""
+    """Use the C++ kernels on all ranks or on none: each rank decodes by itself, and Python code rounds differently."""
     if config.exchange.codec.name in kernels.CODECS:
         (loaded,) = collective.sum(np.array([int(kernels.load() is not None)]))
         if loaded < collective.size:
@@ -99,12 +99,12 @@ def agree_on_kernels(config: RunConfig, collective: HorovodCollective) -> None:
 
 
 def use_kernels(config: RunConfig) -> bool:
-    """Whether this rank uses C++ kernels, once all ranks have agreed."""
+    """Return whether this rank uses C++ kernels; called after all ranks have agreed."""
     return config.exchange.codec.name in kernels.CODECS and kernels.load() is not None
 
 
 def _use_kernels_as_others(config: RunConfig) -> None:
-    """Let a spare use C++ kernels if the process uses them whose place it may take."""
+    """Let a spare use C++ kernels only if the process that it may replace uses them."""
     if config.exchange.codec.name not in kernels.CODECS:
         return
     if rank_uses_kernels(membership.kept_memory()[:2], give_up=membership.is_turn) is False:
@@ -112,14 +112,14 @@ def _use_kernels_as_others(config: RunConfig) -> None:
 
 
 def make_inputs(config: RunConfig, model: keras.Model, epoch: int, size: Size | None = None) -> StepInputs:
-    """Return what makes the inputs of a step from a batch of this epoch: with its seeds, mixed as configured.
+    """Return the function from a batch of this epoch to the inputs of a step, with seeds and the configured mixup.
 
     Args:
         config: The whole configuration.
         model: The model of `make_parts`.
         epoch: Index of the epoch, from 0.
-        size: Height and width at which the epoch is trained, see `pipelines.training.setup.resolution`; None: those of
-            the images.
+        size: Height and width of the images in this epoch, see `pipelines.training.setup.resolution`; None: those of
+            the dataset.
     """
     training = config.training
     augments = isinstance(model, AugmentedModel)
@@ -131,14 +131,14 @@ def make_inputs(config: RunConfig, model: keras.Model, epoch: int, size: Size | 
 
 
 def _micro_batches(config: RunConfig, collective: HorovodCollective) -> int:
-    """Batches of this rank per step: fewer ranks than at the start take more of them each."""
+    """Return the number of this rank's batches per step; it grows if ranks are lost."""
     micro_batches = config.accumulation_steps(collective.size)
     assert micro_batches is not None, "the driver checks that the global batch divides"
     return micro_batches
 
 
 def _batch_norm_bytes(model: keras.Model, collective: HorovodCollective, micro_batches: int) -> int:
-    """Bytes of a step; a rank sends 2 (k - 1) / k times as many in its group of k ranks as it sums. Rank 0 says so."""
+    """Return the bytes per step and log them on rank 0; a rank sends 2 (k - 1) / k bytes per summed byte."""
     k, n = collective.group.size, collective.size
     if k == 1:
         return 0
@@ -155,17 +155,17 @@ def _begin(
     collective: HorovodCollective,
     checkpoint_folder: AnyPath | None,
 ) -> None:
-    """Set the weights that are not random on rank 0, a broadcast gives them to all; freeze layers on every rank."""
+    """Set the weights that are not random on rank 0, for a later broadcast; freeze layers on every rank."""
     frozen = freeze_layers(config, model)
     if config.training.resume_run is not None or collective.rank != 0:
         return
-    if membership.is_spare():  # it gets all weights from the process whose place it takes
+    if membership.is_spare():  # a spare gets all weights from the process that it replaces
         return
     if attempt() > 1 and checkpoint_folder is not None and list_checkpoints(checkpoint_folder):
-        return  # the source may be away by now, and its weights would be replaced by the checkpoint's
+        return  # the source may no longer exist, and the checkpoint replaces its weights
     lines = [begin_whitened(model, config, manifest)] if config.model.whitens else []
     if config.warm_start.source is not None:
-        # Filters of the dataset, unless the earlier training has some: what became of them is among the lines.
+        # The filters stay those of the dataset, unless the earlier training has some. The lines say which.
         lines = begin_with(model, config, manifest)
         if frozen:
             lines.append(f"{len(frozen)} layers are frozen: {', '.join(frozen)}")

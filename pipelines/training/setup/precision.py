@@ -1,4 +1,4 @@
-"""What the numbers of forward and backward pass mean on this machine."""
+"""The precision of forward and backward pass, and its support on this machine."""
 
 import logging
 from pathlib import Path
@@ -15,18 +15,18 @@ _ISAS = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 BF16"}
 
 
 def bfloat16_isa(cpuinfo: Path = CPUINFO) -> str | None:
-    """Return the processor's instructions for brain floats, the faster first: "amx_bf16", "avx512_bf16" or None."""
+    """Return the processor's fastest instruction set for bfloat16: "amx_bf16", "avx512_bf16" or None."""
     flags = processor(cpuinfo).get("flags", "").split()
     return next((isa for isa in _ISAS if isa in flags), None)
 
 
 def describe_precision(precision: str, *, gpu: bool, isa: str | None) -> str:
-    """One line that says which precision trains, and on a CPU what the processor has for it.
+    """Return a line with the training precision and, on a CPU, the processor's instructions for it.
 
     Args:
-        precision: `training.precision`.
+        precision: The setting `training.precision`.
         gpu: Whether this rank trains on a GPU.
-        isa: What `bfloat16_isa` returned.
+        isa: The result of `bfloat16_isa`.
     """
     text = f"training.precision={precision}"
     if gpu:
@@ -40,7 +40,7 @@ def describe_precision(precision: str, *, gpu: bool, isa: str | None) -> str:
 
 
 def tell_precision(precision: str, collective: HorovodCollective) -> None:
-    """Write to the rank's log what it computes with; rank 0 also tells the driver.
+    """Write the precision to the rank's log; rank 0 also sends it to the driver.
 
     Args:
         precision: The setting `training.precision`.

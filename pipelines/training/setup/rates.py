@@ -1,4 +1,4 @@
-"""From the configuration to the learning rate by step; imports no TensorFlow, so that the driver can ask too."""
+"""The configured learning rate by step; this module imports no TensorFlow because the driver uses it too."""
 
 from collections.abc import Sequence
 
@@ -39,12 +39,12 @@ def make_schedule(config: RunConfig, steps_per_epoch: int) -> Schedule:
     """Return the learning rate by optimizer step, from step 0.
 
     Args:
-        config: Its `optimizer` has the peak, its `schedule` the shape, and its `training.epochs` the length.
-        steps_per_epoch: Optimizer steps of one epoch.
+        config: The configuration: `optimizer` has the peak, `schedule` the shape, and `training.epochs` the length.
+        steps_per_epoch: Number of optimizer steps per epoch.
 
     Raises:
-        ValueError: A place of the schedule is beyond the end of the run, or before the one that must precede it; or
-            the rate at the start of the warm-up, or that at the end, is above the peak.
+        ValueError: A boundary of the schedule is beyond the end of the run, or before its predecessor. Or the rate at
+            the start of the warm-up, or at the end, is above the peak.
     """
     peak = peak_learning_rate(config)
     steps = boundary_steps(config, steps_per_epoch)
@@ -60,10 +60,10 @@ def make_schedule(config: RunConfig, steps_per_epoch: int) -> Schedule:
 
 
 def boundary_steps(config: RunConfig, steps_per_epoch: int) -> list[tuple[str, int]]:
-    """Return every place of the schedule by its key, as the first step at or after it.
+    """Return every boundary of the schedule with its key, as the first step at or after it.
 
     Raises:
-        ValueError: As `make_schedule`.
+        ValueError: See `make_schedule`.
     """
     return place_steps(config.schedule.places(), config, steps_per_epoch)
 
@@ -71,10 +71,10 @@ def boundary_steps(config: RunConfig, steps_per_epoch: int) -> list[tuple[str, i
 def place_steps(
     places: Sequence[tuple[str, Boundary]], config: RunConfig, steps_per_epoch: int
 ) -> list[tuple[str, int]]:
-    """Return places of a run, each with its key, as the first step at or after it.
+    """Return boundaries of a run with their keys, each as the first step at or after it.
 
     Raises:
-        ValueError: One is beyond the end of the run, or before the one that must precede it.
+        ValueError: A boundary is beyond the end of the run, or before its predecessor.
     """
     total_steps = config.training.epochs * steps_per_epoch
     steps = [(name, _step(place, config, total_steps)) for name, place in places]

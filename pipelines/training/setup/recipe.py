@@ -1,4 +1,4 @@
-"""From the configuration to the pieces of one training: model, optimizer, exchange; `rates` has the schedule."""
+"""The parts of one training made from the configuration: model, optimizer, exchange; `rates` makes the schedule."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -48,10 +48,10 @@ def make_model(config: RunConfig, manifest: Manifest) -> keras.Model:
 
 
 def freeze_layers(config: RunConfig, model: keras.Model) -> list[str]:
-    """Freeze the configured layers, and return their names.
+    """Freeze the configured layers and return their names.
 
     Raises:
-        ValueError: There is no such layer, or nothing is left to train.
+        ValueError: A layer does not exist, or no trainable layer is left.
     """
     try:
         return freeze(model, config.warm_start.frozen_layers)
@@ -63,7 +63,7 @@ def make_rate_factors(config: RunConfig, model: keras.Model) -> list[tuple[keras
     """Return the variables whose learning rate has a factor, each with its factor.
 
     Raises:
-        ValueError: There is no such layer or variable, or it is frozen.
+        ValueError: A layer or variable does not exist or is frozen.
     """
     try:
         return rate_factors(model, config.warm_start.rate_factors)
@@ -72,7 +72,7 @@ def make_rate_factors(config: RunConfig, model: keras.Model) -> list[tuple[keras
 
 
 def make_augmentation(config: AugmentationConfig) -> keras.layers.Layer | None:
-    """Build the layer of the configured augmentation; None where there is none."""
+    """Build the layer of the configured augmentation; return None if there is none."""
     return AUGMENTATIONS[config.name](**config.arguments())
 
 
@@ -80,11 +80,11 @@ def input_groups(manifest: Manifest, bands: Sequence[str] | None) -> list[InputG
     """Return the image groups that the network sees, with the statistics of the training split, for preprocessing.
 
     Args:
-        manifest: The dataset.
-        bands: Names of the bands that the network sees, in its order; None: all.
+        manifest: Manifest of the dataset.
+        bands: Names of the network's bands, in its order; None: all.
 
     Raises:
-        ValueError: The dataset has no such band.
+        ValueError: The dataset does not have one of the bands.
     """
     channels = band_channels(manifest.groups, bands)
     return [
@@ -111,10 +111,11 @@ def make_optimizer(
 
     Args:
         config: The optimizer's section.
-        model: Its trainable variables are updated.
-        gradient_clipping: Global norm to which every Keras optimizer can scale the gradients that it is given, before
-            it adds a decay of its own; None: they stay as they are.
-        shards: Divide the optimizer among the ranks, such as `ShardExchange`; None: every rank has all of it.
+        model: The model whose trainable variables are updated.
+        gradient_clipping: Global norm to which the optimizer scales its gradients, before it adds its own decay; None:
+            gradients do not change.
+        shards: Shards that divide the optimizer among the ranks, such as `ShardExchange`; None: every rank has all of
+            it.
     """
     chosen = {argument: variables_with_roles(model, roles) for argument, roles in config.roles().items()}
     optimizer = OPTIMIZERS[config.name](**chosen, **config.arguments())
@@ -136,7 +137,7 @@ def copy_optimizer(
         copies: The copies by the `id` of the variable.
 
     Returns:
-        The optimizer, and the copies whose learning rate has a factor, each with its factor.
+        The optimizer, and the copies whose learning rate has a factor, with their factors.
     """
     chosen = {
         argument: [copies[id(each)] for each in variables_with_roles(model, roles) if id(each) in copies]
@@ -155,7 +156,7 @@ def make_exchange(config: RunConfig, collective: Collective, codec: Codec | None
 
 
 def make_codec(config: CodecConfig, optimizer: OptimizerConfig) -> Codec:
-    """Build the configured codec; the optimizer's settings are for a codec that is the other half of a method."""
+    """Build the configured codec; a codec that belongs to an optimizer's method gets the optimizer's settings."""
     shared = {"beta_1": optimizer.beta_1} if isinstance(optimizer, OneBitAdamConfig) else {}
     return CODECS[config.name](**config.arguments(), **shared)
 
@@ -180,14 +181,14 @@ def make_mode(
         config: The whole configuration.
         model: The model that is trained.
         loss: Per-sample losses `(batch,)` from targets and logits.
-        collective: The ranks, in groups of as many as hold one copy of the model.
-        steps_per_epoch: Optimizer steps of one epoch.
-        micro_batches: Batches of this rank per step.
-        marks: Get the times of the parts of each step; None: nobody asks.
-        stop: See `ModeInputs`, as for the rest.
-        loss_scale: See there.
-        average: See there.
-        clocks: See there.
+        collective: The ranks, in groups that hold one copy of the model each.
+        steps_per_epoch: Number of optimizer steps per epoch.
+        micro_batches: Number of this rank's batches per step.
+        marks: Receive the times of the parts of each step; None: times are not measured.
+        stop: See `ModeInputs`.
+        loss_scale: See `ModeInputs`.
+        average: See `ModeInputs`.
+        clocks: See `ModeInputs`.
     """
 
     def exchange(collective: Collective = collective, codec: Codec | None = None) -> GradientExchange:

@@ -1,4 +1,4 @@
-"""The size of the images in each epoch of training; imports no TensorFlow, so that the driver can ask too."""
+"""The image size in each epoch of training; this module imports no TensorFlow because the driver uses it too."""
 
 import itertools
 import math
@@ -13,35 +13,34 @@ from pipelines.training.setup.rates import place_steps
 
 _KEY = "input.resolution_schedule"
 _TOLERANCE = 0.01
-"""Pixels by which a scale such as 0.3333 may miss a whole number of them."""
+"""The tolerance in pixels for a scale such as 0.3333 that does not give a whole number of pixels."""
 
 
 @dataclass(frozen=True)
 class ScaledEpochs:
-    """Consecutive epochs whose images have one size."""
+    """A range of consecutive epochs with one image size."""
 
     first: int
     """Index of the first epoch, from 0."""
     end: int
-    """Index of the first epoch that does not belong to them."""
+    """Index of the first epoch after the range."""
     scale: float
-    """Height and width as part of those of the full images."""
+    """Height and width as a fraction of those of the full images."""
 
 
 def scaled_epochs(config: RunConfig, steps_per_epoch: int) -> list[ScaledEpochs]:
     """Return the epochs of each part of `input.resolution_schedule`, and last those with full images; [] without it.
 
-    The size changes between epochs: so an epoch has one rate and one loss, and the training step is compiled again
-    before the first step of an epoch, which no rate includes. An epoch has the size of the part that holds at its
-    first step.
+    The size changes only between epochs, so an epoch has one rate and one loss. The training step is then compiled
+    again in the first step of an epoch, which no rate includes. An epoch has the size that is valid at its first step.
 
     Args:
         config: The whole configuration.
-        steps_per_epoch: Optimizer steps of one epoch.
+        steps_per_epoch: Number of optimizer steps per epoch.
 
     Raises:
-        ValueError: A place is beyond the end of the run, or before the one that must precede it; a part has no epoch,
-            or none is left for the full images.
+        ValueError: A boundary is beyond the end of the run or before its predecessor. Or a part has no epoch, or no
+            epoch is left for the full images.
     """
     parts, epochs = config.input.resolution_schedule, config.training.epochs
     found: list[ScaledEpochs] = []
@@ -64,17 +63,17 @@ def scaled_epochs(config: RunConfig, steps_per_epoch: int) -> list[ScaledEpochs]
 
 
 def full_size(config: RunConfig, manifest: Manifest) -> Size:
-    """Return the size of the images that the network sees in validation: that of the finest image group."""
+    """Return the size of the network's images in validation, which is the size of the finest image group."""
     shapes = [group.shape for group in used_groups(manifest.groups, config.input.bands)]
     return max(shape[0] for shape in shapes), max(shape[1] for shape in shapes)
 
 
 def part_sizes(config: RunConfig, manifest: Manifest) -> list[Size]:
-    """Return the size of the images in each part of `input.resolution_schedule`, the full one last; [] without it.
+    """Return the image size in each part of `input.resolution_schedule`, the full size last; [] without it.
 
     Raises:
-        ValueError: A scale gives no whole number of pixels, fewer than the network needs, or no other size than the
-            part after it.
+        ValueError: A scale gives no whole number of pixels, fewer pixels than the network needs, or the same size as
+            the next part.
     """
     parts, full = config.input.resolution_schedule, full_size(config, manifest)
     sizes = [_scaled(full, part.scale, f"{_KEY}[{number}]") for number, part in enumerate(parts)]
@@ -91,10 +90,10 @@ def part_sizes(config: RunConfig, manifest: Manifest) -> list[Size]:
 
 
 def trained_sizes(config: RunConfig, manifest: Manifest, steps_per_epoch: int) -> list[Size | None]:
-    """Return the size of the images in each epoch; None in all of them without `input.resolution_schedule`.
+    """Return the image size in each epoch; None for all epochs without `input.resolution_schedule`.
 
     Raises:
-        ValueError: As `scaled_epochs` and `part_sizes`.
+        ValueError: See `scaled_epochs` and `part_sizes`.
     """
     if not config.input.resolution_schedule:
         return [None] * config.training.epochs
@@ -103,7 +102,7 @@ def trained_sizes(config: RunConfig, manifest: Manifest, steps_per_epoch: int) -
 
 
 def described_sizes(sizes: Sequence[Size | None]) -> str:
-    """Say which epochs have which size: `16 x 16 pixels in epochs 1 to 4, 32 x 32 pixels in epoch 5`."""
+    """Return a text with the size by epoch: `16 x 16 pixels in epochs 1 to 4, 32 x 32 pixels in epoch 5`."""
     texts, first = [], 1
     for size, group in itertools.groupby(sizes):
         last = first + len(list(group)) - 1
@@ -114,7 +113,7 @@ def described_sizes(sizes: Sequence[Size | None]) -> str:
 
 
 def _scaled(full: Size, scale: float, key: str) -> Size:
-    # Both sides are whole numbers of pixels at the multiples of one over their greatest common divisor.
+    # Both sides are whole numbers of pixels if the scale is a multiple of 1 / (greatest common divisor of the sides).
     unit = math.gcd(*full)
     count = round(scale * unit)
     if abs(scale - count / unit) * max(full) > _TOLERANCE:

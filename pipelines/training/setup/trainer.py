@@ -1,4 +1,4 @@
-"""The training mode of a rank, and what turns its batches into updates."""
+"""The training mode of a rank, and the trainer that turns its batches into updates."""
 
 from conf.schema import RunConfig
 from models.compression.arithmetic.marks import Marks
@@ -23,7 +23,7 @@ def make_mode_of(
     average: WeightAverage | None = None,
     clocks: StepClocks | None = None,
 ) -> Mode:
-    """Make the configured mode for the parts of a rank; the arguments are as for `make_mode`."""
+    """Make the configured mode for the parts of a rank; for the arguments see `make_mode`."""
     return make_mode(
         config,
         parts.model,
@@ -42,12 +42,12 @@ def make_mode_of(
 def make_trainer(
     config: RunConfig, parts: Parts, mode: Mode, schedule: Schedule, stop: StopAgreement | None = None
 ) -> Trainer:
-    """Make what turns the batches of this rank into updates.
+    """Make the trainer that turns the batches of this rank into updates.
 
     Args:
         config: The whole configuration.
-        parts: What this rank trains with.
-        mode: Takes the steps.
+        parts: The parts of this rank.
+        mode: The mode that takes the steps.
         schedule: Learning rate by optimizer step.
         stop: The agreement on when to stop, which `mode` includes; None: training cannot be asked to stop.
     """

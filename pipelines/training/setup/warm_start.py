@@ -1,4 +1,4 @@
-"""The weights of an earlier training: found on the driver, and taken by rank 0."""
+"""The weights of an earlier training: the driver checks their source, and rank 0 loads them."""
 
 import json
 import re
@@ -26,7 +26,7 @@ _BANDS, _CLASSES = "dataset.bands", "dataset.class_names"
 
 
 def dataset_names(config: RunConfig, manifest: Manifest) -> dict[str, str]:
-    """What a checkpoint says of the meaning of its network's inputs and outputs, among its settings."""
+    """Return the settings of a checkpoint that name its network's inputs and outputs."""
     return {
         _BANDS: json.dumps(seen_bands(manifest.groups, config.input.bands)),
         _CLASSES: json.dumps(list(manifest.class_names)),
@@ -34,10 +34,10 @@ def dataset_names(config: RunConfig, manifest: Manifest) -> dict[str, str]:
 
 
 def check_source(config: WarmStartConfig) -> None:
-    """Check on the driver that the source exists and can be read; imports no TensorFlow.
+    """Check on the driver that the source exists and can be read; this function imports no TensorFlow.
 
     Raises:
-        ValueError: There is no such model or file, or it is damaged or of another kind.
+        ValueError: The model or file does not exist, is damaged or has another type.
         RuntimeError: The tracking server cannot be reached.
     """
     if config.source is None:
@@ -58,7 +58,7 @@ def check_source(config: WarmStartConfig) -> None:
 
 
 def read_weights(config: WarmStartConfig) -> "TrainedWeights":
-    """Read all weights of the source, and what is known of its bands and classes.
+    """Read all weights of the source, and its bands and classes if they are known.
 
     Raises:
         ValueError: The source cannot be read.
@@ -75,7 +75,7 @@ def read_weights(config: WarmStartConfig) -> "TrainedWeights":
     if config.source.endswith(_KERAS_FILE):
         return TrainedWeights(_arrays_of(keras.saving.load_model(config.source, compile=False)), None, None)
     state, arrays = read_arrays(Path(config.source))
-    # Keras numbers the optimizers of a process from the second one on.
+    # Keras appends a number to the name of a process's second and later optimizers.
     optimizer = re.compile(rf"{state.settings['optimizer.name']}(_\d+)?\.")
     named = [(name.partition(":")[2], value) for name, value in arrays.items()]
     found = _by_name((name, value) for name, value in named if not optimizer.match(name))
@@ -83,7 +83,7 @@ def read_weights(config: WarmStartConfig) -> "TrainedWeights":
 
 
 def begin_with(model: "keras.Model", config: RunConfig, manifest: Manifest) -> list[str]:
-    """Set the model's weights to those of the source; returns what was taken and what not, a fact a line.
+    """Set the model's weights to those of the source; return lines that say which weights were used.
 
     Raises:
         ValueError: The source cannot be read, or has nothing in common with the network.
@@ -109,10 +109,10 @@ def _arrays_of(model: "keras.Model") -> dict[str, Any]:
 
 
 def _by_name(arrays: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """The arrays by name.
+    """Return the arrays by name.
 
     Raises:
-        ValueError: Several have one name, as those of two nested networks may.
+        ValueError: Several arrays have the same name, as may happen with two nested networks.
     """
     found: dict[str, Any] = {}
     for name, value in arrays:

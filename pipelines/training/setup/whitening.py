@@ -1,4 +1,4 @@
-"""The training images by which a whitening convolution gets its filters, read by rank 0."""
+"""The filters of a whitening convolution, computed from training images that rank 0 reads."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,26 +16,26 @@ from pipelines.training.setup.bands import seen_bands, used_groups
 from pipelines.training.setup.input import reader_settings
 
 _SAMPLES = 4096
-"""Training images of which patches are taken, at most."""
+"""The maximum number of training images whose patches are used."""
 _VALUES, _VALUES_AT_ONCE = 3 * 2**22, 3 * 2**18
-"""Pixels times bands that are read for it, and of them those of one batch; one image may have more."""
+"""The maximum of pixels times bands that are read in total, and in one batch. A single image may have more."""
 
 
 def begin_whitened(model: keras.Model, config: RunConfig, manifest: Manifest) -> str:
-    """Set the filters of the model's whitening convolution by the first rows of the training split.
+    """Set the filters of the model's whitening convolution from the first rows of the training split.
 
-    `prepare` has shuffled the split, so that these are a random part of it, in as few files as possible.
+    `prepare` has shuffled the split, so these rows are a random part of it, in as few files as possible.
 
     Args:
-        model: The model, which has such a layer.
+        model: The model, which has a whitening convolution.
         config: The whole configuration.
-        manifest: The dataset.
+        manifest: Manifest of the dataset.
 
     Returns:
-        What was done, as a sentence.
+        A sentence that says what was done.
 
     Raises:
-        FileNotFoundError, ValueError, RuntimeError: As `SplitReader`; ValueError for pixels that are not finite.
+        FileNotFoundError, ValueError, RuntimeError: See `SplitReader`; ValueError also for pixels that are not finite.
     """
     groups = used_groups(manifest.groups, config.input.bands)
     pixels = max(group.shape[0] * group.shape[1] for group in groups)

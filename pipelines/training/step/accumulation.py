@@ -1,4 +1,4 @@
-"""Several micro-batches per optimizer step, in the memory of one."""
+"""The sums of several micro-batches per optimizer step, in the memory of one."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ import tensorflow as tf
 
 
 def moving_statistics(model: keras.Model) -> list[keras.Variable]:
-    """The moving batch-norm statistics: what training changes in a model beside its trainable variables.
+    """Return the moving batch-norm statistics, which training changes in addition to the trainable variables.
 
-    Those of frozen layers do not change, and neither do their weights, which are no trainable variables then.
+    Frozen layers are left out: neither their statistics nor their weights change.
     """
-    # Keras has no public list of all layers, nested ones included.
+    # Keras has no public list of all layers that includes nested ones.
     layers = model._flatten_layers()
     frozen = {id(variable) for layer in layers if not layer.trainable for variable in layer.variables}
     floats = [variable for variable in model.non_trainable_variables if "float" in str(variable.dtype)]
@@ -19,15 +19,15 @@ def moving_statistics(model: keras.Model) -> list[keras.Variable]:
 
 
 class Accumulation:
-    """Sums what the micro-batches of one optimizer step give on this rank; part of the graphs of the training step.
+    """Sums gradients, losses and statistics of a step's micro-batches on this rank; part of the step's graphs.
 
         gradient = (g_1 + ... + g_k) / k,    loss = (l_1 + ... + l_k) / k
         statistics = (s_1 + ... + s_k) / k,  s_j the moving statistics after micro-batch j alone
 
-    So k micro-batches on each of N ranks give what one batch on each of kN ranks gives: batch norm sees one micro-batch
-    at a time, every micro-batch starts from the moving statistics before the step, and these move once per step. The
-    sums take the memory of one float32 gradient, for any k, from the first micro-batch to the last one: while gradients
-    are exchanged and applied they have none. What all takes together is in RESULTS.md (`make bench NAME=memory`).
+    So k micro-batches on each of N ranks equal one batch on each of kN ranks. Batch norm sees one micro-batch at a
+    time. Every micro-batch starts from the moving statistics before the step, which change once per step. The sums take
+    the memory of one float32 gradient, for any k, from the first to the last micro-batch. They take no memory while
+    gradients are exchanged and applied. RESULTS.md has the total memory (`make bench NAME=memory`).
 
     Source: the order of the samples is that of `pipelines.dataset.format.order.rank_parts`.
     """
@@ -42,7 +42,7 @@ class Accumulation:
         self.micro_batches = micro_batches
         self._statistics = [variable.value for variable in moving_statistics(model)]
         self._loss = tf.Variable(0.0, trainable=False, name="loss_sum")
-        # Without a shape, so that they can be let go of between steps.
+        # Without a shape, so that their memory can be freed between steps.
         self._gradients = [
             tf.Variable(_nothing(), trainable=False, shape=tf.TensorShape(None)) for _ in model.trainable_variables
         ]
@@ -51,16 +51,16 @@ class Accumulation:
         self._statistics_sums = [tf.Variable(tf.zeros(each.shape), trainable=False) for each in self._statistics]
 
     def statistics_before(self) -> list[tf.Tensor]:
-        """The moving statistics, read before a micro-batch moves them."""
+        """Return the moving statistics before a micro-batch changes them."""
         return [variable.read_value() for variable in self._statistics]
 
     def add(self, loss: tf.Tensor, gradients: Sequence[tf.Tensor], before: Sequence[tf.Tensor]) -> None:
-        """Take a micro-batch that is not the last of its step; with `mean`, any of them.
+        """Add a micro-batch that is not the last of its step; with `mean`, add all micro-batches.
 
         Args:
             loss: Its mean loss.
-            gradients: One float32 gradient per trainable variable.
-            before: What `statistics_before` returned.
+            gradients: Its gradients, one float32 tensor per trainable variable.
+            before: The result of `statistics_before`.
         """
         self._loss.assign_add(loss)
 
@@ -81,7 +81,7 @@ class Accumulation:
             statistic.assign(start)
 
     def finish(self, loss: tf.Tensor, gradients: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Take the last micro-batch of a step; return loss and gradients of the step, and begin again."""
+        """Add the last micro-batch of a step, return loss and gradients of the step, and reset the sums."""
         share = 1.0 / self.micro_batches
         for total, statistic in zip(self._statistics_sums, self._statistics, strict=True):
             statistic.assign((total + statistic) * share)
@@ -95,12 +95,12 @@ class Accumulation:
         return mean, means
 
     def put_back(self, before: Sequence[tf.Tensor]) -> None:
-        """Undo what a forward pass has done to the moving statistics; `before` is as for `add`."""
+        """Undo the change of the moving statistics by a forward pass; for `before` see `add`."""
         for statistic, start in zip(self._statistics, before, strict=True):
             statistic.assign(start)
 
     def mean(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Return loss and gradients of a step whose micro-batches `add` took all, and begin again."""
+        """Return loss and gradients of a step after `add` of all its micro-batches, and reset the sums."""
         share = 1.0 / self.micro_batches
         for total, statistic in zip(self._statistics_sums, self._statistics, strict=True):
             statistic.assign(total * share)
@@ -111,21 +111,21 @@ class Accumulation:
         return mean, means
 
     def reset(self) -> None:
-        """Begin again, whatever an unfinished step has left; outside a graph."""
+        """Discard the sums of an unfinished step; called outside a graph."""
         self._loss.assign(0.0)
         for total in self._statistics_sums:
             total.assign(tf.zeros_like(total))
         self._let_go()
 
     def _sums(self) -> list[tf.Tensor]:
-        """The sums of gradients after at least one micro-batch, in the shapes of the variables."""
+        """Return the sums of gradients after at least one micro-batch, in the shapes of the variables."""
         return [
             tf.ensure_shape(total.read_value(), shape)
             for total, shape in zip(self._gradients, self._shapes, strict=True)
         ]
 
     def _let_go(self) -> None:
-        """Give the memory of the sums back."""
+        """Free the memory of the sums."""
         for total in self._gradients:
             total.assign(_nothing())
         self._has_gradients.assign(False)

@@ -1,4 +1,4 @@
-"""Steps that a spare takes before it is a rank, so that they are compiled when the rank needs them."""
+"""The steps that a spare takes before it replaces a rank, so that its graphs are already compiled then."""
 
 import itertools
 import logging
@@ -26,18 +26,18 @@ _log = logging.getLogger(__name__)
 def step_ahead(
     config: RunConfig, parts: Parts, trainer: Trainer, sizes: Sequence[Size | None], *, has_room: bool
 ) -> None:
-    """Take steps of zeros in a spare, before it is a rank: the first one of a size traces, optimises and compiles.
+    """Take steps on zeros in a spare before it replaces a rank; the first step of a size compiles its graphs.
 
-    They are steps of a job of this process alone. What they change is overwritten with the state that the spare takes
-    over. A codec whose ranks gather each other's messages fails in one after encoding, and a sharded optimizer after
-    the gradients: what follows is then compiled when the rank needs it.
+    The steps belong to a job of only this process. The state that the spare takes over later overwrites their changes.
+    A codec whose ranks gather each other's messages fails in such a step after encoding. A sharded optimizer fails
+    after the gradients. The rest of the step is then compiled when the rank needs it.
 
     Args:
         config: The whole configuration.
-        parts: What the spare has.
-        trainer: Its steps.
-        sizes: Size of the images of each epoch that is left: the one that is needed first is compiled first.
-        has_room: Whether there is memory to compute it; else its graphs are only traced.
+        parts: The parts of the spare.
+        trainer: The trainer with its steps.
+        sizes: Image size of each remaining epoch. The size that is needed first is compiled first.
+        has_room: Whether the memory is sufficient for a step. If not, the graphs are only traced.
     """
     steps: tuple[object, ...] = (trainer.accumulate, trainer.step)
     graphs = [graph for graph in steps if isinstance(graph, Traceable)]
@@ -65,7 +65,7 @@ def step_ahead(
 
 
 def _zeros(config: RunConfig, manifest: Manifest) -> Batch:
-    """A batch of this rank, all zeros."""
+    """Return a batch of this rank that is all zeros."""
     size = config.training.batch_size_per_worker
     return Batch(
         {

@@ -1,10 +1,10 @@
-"""Images and seconds of one rank's epoch."""
+"""The images and seconds of one rank's epoch."""
 
 import time
 
 
 class Clock:
-    """Measures images per second and the wait for input; the first step, which compiles, counts only if it is alone."""
+    """Measures images per second and the wait for input; the first step compiles and counts only if it is alone."""
 
     def __init__(self) -> None:
         """Start with the wait for the first batch."""
@@ -13,10 +13,10 @@ class Clock:
         self._images = self._images_arrived = self._steps = 0
         self._first_step_done = False
         self.measures = False
-        """Whether a step after the first is done."""
+        """Whether a step after the first one is done."""
 
     def batch_arrived(self, images: int) -> None:
-        """End the wait for input, of so many images of this rank."""
+        """End the wait for input; `images` is the number of images that arrived on this rank."""
         self._images_arrived += images
         self._waited += time.perf_counter() - self._waits_since
 
@@ -32,36 +32,36 @@ class Clock:
         self._steps += 1
 
     def begin_waiting(self) -> None:
-        """Begin the wait for the next batch."""
+        """Start the wait for the next batch."""
         self._waits_since = time.perf_counter()
 
     @property
     def steps(self) -> int:
-        """Number of steps that are measured."""
+        """Number of measured steps."""
         return self._steps
 
     @property
     def seconds(self) -> float:
-        """Time of the steps that are measured."""
+        """Seconds of the measured steps."""
         return max(time.perf_counter() - (self._first_ended if self.measures else self._started), 1e-9)
 
     @property
     def first_step_seconds(self) -> float:
-        """Time until the first step was done, where it is not measured; else 0."""
+        """Seconds until the first step was done if it is not measured; otherwise 0."""
         return self._first_ended - self._started if self.measures else 0.0
 
     @property
     def steady_seconds(self) -> float:
-        """Time of all steps, of which the first one counts as a usual one; 0 while none is measured."""
+        """Seconds of all steps, where the first one counts as an average one; 0 before a step is measured."""
         return self.seconds * (self._steps + 1) / self._steps if self.measures else 0.0
 
     @property
     def images_per_second(self) -> float:
-        """Rate of this rank so far."""
+        """The rate of this rank so far."""
         return self._images / self.seconds
 
     @property
     def wait_fraction(self) -> float:
-        """Part of the time that was spent waiting for input."""
+        """Fraction of the measured time that was spent waiting for input."""
         waited = self._waited - (self._first_waited if self.measures else 0.0)
         return waited / self.seconds

@@ -1,4 +1,4 @@
-"""One epoch of training on one rank, and the average of what each rank computes for itself."""
+"""One epoch of training on one rank, and the average of the statistics that each rank computes by itself."""
 
 import math
 import re
@@ -32,7 +32,7 @@ _CODEC_OF_MEANS = re.compile(rf"codec (\w+): {MEANS_NOT_FINITE}")
 
 @dataclass(frozen=True)
 class Trainer:
-    """What turns a batch into an update of the model, on one rank."""
+    """The objects that turn a batch into an update of the model on one rank."""
 
     step: Step
     optimizer: keras.optimizers.Optimizer
@@ -43,79 +43,79 @@ class Trainer:
     stop: StopAgreement | None = None
     """The agreement that `step` includes; None if training cannot be asked to stop."""
     accumulate: Accumulate | None = None
-    """Takes all micro-batches of a step but the last; None if a step has one batch."""
+    """Takes all micro-batches of a step except the last; None if a step has one batch."""
     micro_batches: int = 1
     """Number of batches of this rank per step."""
     reset: Callable[[], None] = lambda: None
-    """Forgets what an unfinished step has left."""
+    """Discards the sums of an unfinished step."""
     block: Callable[[int], int] = lambda step: step
-    """Steps after which the ranks came together last, by steps done; see `pipelines.training.step.mode.Mode`."""
+    """Returns the step at which the ranks last came together; see `pipelines.training.step.mode.Mode`."""
     ranks_per_copy: int = 1
-    """Number of ranks that hold one copy of the model between them, and take the same samples."""
+    """Number of ranks that share one copy of the model and take the same samples."""
 
     @property
     def copies(self) -> int:
-        """Number of copies of the model, each of which takes samples of its own."""
+        """Number of copies of the model. Each copy takes different samples."""
         return self.collective.size // self.ranks_per_copy
 
 
 @dataclass(frozen=True)
 class LossTotal:
-    """Sum and number of the losses of an epoch's steps so far."""
+    """The sum and the number of the losses of an epoch's steps so far."""
 
     sum: float = 0.0
     count: int = 0
 
     def over_ranks(self, collective: HorovodCollective) -> "LossTotal":
-        """The totals of all ranks together."""
+        """Return the totals over all ranks."""
         total, count = collective.sum(np.array([self.sum, self.count], np.float64))
         return LossTotal(float(total), int(count))
 
 
 @dataclass(frozen=True)
 class EpochResult:
-    """What one epoch's training gave; the loss is the same on every rank."""
+    """The result of one epoch of training; the loss is the same on every rank."""
 
     loss: float
     """Mean over all samples of the epoch."""
     images_per_second: float
-    """Rate over all ranks; the first step, which compiles, is left out if there are others."""
+    """Rate over all ranks. The first step compiles and is left out if there are others."""
     input_wait_fraction: float
-    """Part of that time in which this rank waited for its next batch."""
+    """Fraction of the measured time in which this rank waited for its next batch."""
     measured_steps: int = 0
-    """Number of steps of that time."""
+    """Number of measured steps."""
     measured_seconds: float = 0.0
-    """The same time on this rank."""
+    """Time of the measured steps on this rank."""
     first_step_seconds: float = 0.0
-    """Seconds of the first step on this rank, with the wait for its batch; 0 where it is among the measured ones."""
+    """Seconds of the first step on this rank, with the wait for its batch; 0 if it is a measured step."""
 
     @property
     def compile_seconds(self) -> float:
-        """What the first step took beyond a usual one: in the first epoch of a process, it compiles."""
+        """The extra time of the first step, which compiles in the first epoch of a process."""
         usual = self.measured_seconds / max(self.measured_steps, 1)
         return max(0.0, self.first_step_seconds - usual)
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far rank 0 is within an epoch."""
+    """The progress of rank 0 within an epoch."""
 
     step: int
-    """Number of steps done, of those that this call of `train_epoch` takes."""
+    """Number of steps that this call of `train_epoch` has done."""
     loss: float
-    """Loss on this rank of the latest step whose loss is known."""
+    """Latest known loss of a step on this rank."""
     images_per_second: float
 
 
 class StepObserver(Protocol):
-    """Receives the values of every step, once its loss is known."""
+    """Receives the values of every step after its loss is known."""
 
     def measure(self) -> tf.Tensor:
-        """Return what to record beside the loss of the latest step; must not wait for the step."""
+        """Return the values to record with the loss of the latest step, without waiting for the step."""
         ...
 
     def record_step(self, step: int, loss: float, measured: tf.Tensor) -> None:
-        """Take the values of one step: optimizer steps done before it, its loss on this rank, what was measured."""
+        """Take the values of one step: the number of steps before it, its loss on this rank, the measured values."""
         ...
 
 
@@ -123,15 +123,15 @@ class StepSaver(Protocol):
     """Writes checkpoints within an epoch; every rank makes the same calls."""
 
     def is_due(self, step: int) -> bool:
-        """Whether a checkpoint is due after so many optimizer steps."""
+        """Return whether a checkpoint is due after `step` optimizer steps."""
         ...
 
     def save(self, step: int, losses: LossTotal, seconds: float) -> None:
-        """Write a checkpoint after so many optimizer steps, with this rank's losses of the epoch.
+        """Write a checkpoint.
 
         Args:
-            step: Optimizer steps done.
-            losses: Those of the epoch.
+            step: Number of optimizer steps done.
+            losses: Losses of the epoch on this rank.
             seconds: Time of the epoch's steps in this call of `train_epoch`, without compiling.
         """
         ...
@@ -139,24 +139,24 @@ class StepSaver(Protocol):
 
 @dataclass(frozen=True)
 class StepHooks:
-    """What is called before and after the steps of an epoch."""
+    """The functions and objects that are called before and after the steps of an epoch."""
 
     before: Callable[[int], None] = lambda step: None
-    """Called before each optimizer step, with the number of those done."""
+    """Called before each optimizer step with the number of completed steps."""
     observer: StepObserver | None = None
     """Receives the values of every step."""
     saver: StepSaver | None = None
-    """Writes checkpoints within the epoch, also when training is stopped; None: there are none."""
+    """Writes checkpoints within the epoch and when training is stopped; None: there are no such checkpoints."""
     keeper: StepSaver | None = None
-    """Keeps the state in memory; None: nothing does."""
+    """Writes in-memory checkpoints; None: there are none."""
     report: Callable[[Progress], None] = lambda progress: None
     """Called about once a second."""
 
     def save_where_due(self, step: int, losses: "_Losses", clock: Clock) -> None:
-        """Let what holds states take that after so many optimizer steps, if it is due."""
-        for saver in (self.saver, self.keeper):  # a checkpoint averages what the kept state must include
+        """Write the checkpoints that are due after `step` optimizer steps, on disk and in memory."""
+        for saver in (self.saver, self.keeper):  # the first averages statistics that the second must include
             if saver is not None and saver.is_due(step):
-                losses.settle()  # a state includes no step whose loss is unknown
+                losses.settle()  # a checkpoint includes no step whose loss is unknown
                 saver.save(step, losses.total, clock.steady_seconds)
 
 
@@ -173,15 +173,15 @@ def train_epoch(
 
     Args:
         batches: This rank's batches, `trainer.micro_batches` per step; every rank has the same number.
-        trainer: What turns a batch into an update.
-        first_step: Optimizer steps done before the first of these batches.
+        trainer: Turns a batch into an update.
+        first_step: Number of optimizer steps before the first of these batches.
         earlier: Losses of this epoch's earlier steps over all ranks; given on one rank only.
-        inputs_of: Makes of a batch what a step takes.
-        hooks: What is called before and after the steps.
+        inputs_of: Turns a batch into the inputs of a step.
+        hooks: Called before and after the steps.
 
     Raises:
-        FloatingPointError: The loss, a gradient or the mean of gradients is not finite; names step and rank, or codec.
-        StoppedOnRequest: A rank was asked to stop; the checkpoint is written if there is a saver.
+        FloatingPointError: The loss, a gradient or the mean gradient is not finite. Names step and rank, or codec.
+        StoppedOnRequest: A rank was asked to stop. A checkpoint is written if there is a saver.
     """
     losses = _Losses(trainer, first_step, earlier, hooks.observer)
     clock, pace = Clock(), _Pace()
@@ -195,7 +195,7 @@ def train_epoch(
         else:
             hooks.before(step)
             loss = _take_step(trainer, step, inputs_of(batch), losses)
-            losses.settle()  # of the step before: waiting for this one would keep an accelerator idle
+            losses.settle()  # of the previous step: waiting for the current step would keep an accelerator idle
             losses.begin(loss, wait=step == first_step)
             clock.step_done()
             step += 1
@@ -208,7 +208,7 @@ def train_epoch(
         del batch  # the reader may reuse its memory once the step has used it
         clock.begin_waiting()
     losses.settle()
-    # Workers of a parameter server may have agreed on a step after this epoch, which others have ended without hearing.
+    # With a parameter server, some workers may already have finished the epoch when the stop step is agreed.
     if losses.stop_is_agreed and trainer.block(step) == step:
         if hooks.saver is not None:
             hooks.saver.save(step, losses.total, clock.steady_seconds)
@@ -229,13 +229,13 @@ def _result(losses: "_Losses", clock: Clock, trainer: Trainer) -> EpochResult:
 
 
 class _Pace:
-    """Says when something is due again that is done about once a second."""
+    """A timer for actions that are done about once a second."""
 
     def __init__(self) -> None:
         self._last = time.perf_counter()
 
     def is_due(self) -> bool:
-        """Whether a second has passed since this was last true, or since the beginning."""
+        """Return whether a second has passed since this last returned True, or since the start."""
         now = time.perf_counter()
         if now - self._last < _SECONDS_BETWEEN_REPORTS:
             return False
@@ -244,30 +244,30 @@ class _Pace:
 
 
 def _take_micro_batch(trainer: Trainer, inputs: Inputs) -> None:
-    """Begin to compute a micro-batch that is not the last of its step."""
+    """Start to compute a micro-batch that is not the last of its step."""
     assert trainer.accumulate is not None
     trainer.accumulate(*inputs)
 
 
 def _take_step(trainer: Trainer, step: int, inputs: Inputs, losses: "_Losses") -> tf.Tensor:
-    """Begin the last or only batch of one step and return the step's loss, which may not be computed yet."""
+    """Start the last or only batch of one step and return the step's loss, which may not be computed yet."""
     trainer.optimizer.learning_rate = trainer.schedule(step)
     if trainer.stop is not None:
         trainer.stop.announce()
     try:
         return trainer.step(*inputs)
     except tf.errors.InvalidArgumentError as error:
-        losses.settle()  # if the loss before was not finite already, that is the one to name
+        losses.settle()  # if the loss of the previous step was not finite, the error must name that step
         text = _divergence(error.message, trainer.collective.rank, step)
         if text is None:
             raise
-    # Outside the handler, so that TensorFlow's trace of the graph does not follow.
+    # Outside the handler, so that the error does not include TensorFlow's trace of the graph.
     raise FloatingPointError(text)
 
 
 def _divergence(message: str, rank: int, step: int) -> str | None:
-    """What an error of the exchange means for the user; None if it is no divergence."""
-    if GRADIENTS_NOT_FINITE in message:  # all ranks learn of those that a loss scale could not help
+    """Return the error text for the user if an error of the exchange is a divergence; otherwise None."""
+    if GRADIENTS_NOT_FINITE in message:  # with a loss scale, all ranks get this error
         return f"gradients are not finite on rank {ranks_not_finite(message) or rank} at step {step}: {REMEDY}"
     codec = _CODEC_OF_MEANS.search(message)
     if codec is None:
@@ -280,7 +280,7 @@ def _divergence(message: str, rank: int, step: int) -> str | None:
 
 
 class _Losses:
-    """The losses of an epoch's steps on this rank; that of the latest step is read one step later."""
+    """The losses of an epoch's steps on this rank; the loss of the latest step is read one step later."""
 
     def __init__(self, trainer: Trainer, first_step: int, earlier: LossTotal, observer: StepObserver | None) -> None:
         self._trainer, self._step, self._earlier, self._observer = trainer, first_step, earlier, observer
@@ -289,7 +289,7 @@ class _Losses:
         self.stop_is_agreed = False
 
     def begin(self, loss: tf.Tensor, *, wait: bool) -> None:
-        """Take the loss of a step that was begun."""
+        """Take the loss of a started step."""
         observer, stop = self._observer, self._trainer.stop
         measured = None if observer is None else observer.measure()
         self._pending = loss, measured, None if stop is None else stop.requests()
@@ -297,7 +297,7 @@ class _Losses:
             float(loss)
 
     def settle(self) -> None:
-        """Wait for the loss of the step that was begun last, if it is unknown."""
+        """Wait for the loss of the last started step, if it is unknown."""
         if self._pending is None:
             return
         (loss, measured, requests), self._pending = self._pending, None
@@ -315,24 +315,24 @@ class _Losses:
 
     @property
     def latest(self) -> float:
-        """The latest loss that is known."""
+        """The latest known loss."""
         return self._values[-1]
 
     @property
     def total(self) -> LossTotal:
-        """This rank's losses, with the epoch's earlier ones."""
+        """The losses of this rank and the earlier losses of the epoch."""
         return LossTotal(self._earlier.sum + math.fsum(self._values), self._earlier.count + len(self._values))
 
 
 def average_statistics(
     model: keras.Model, collective: HorovodCollective, averages: Sequence[keras.Variable] = ()
 ) -> None:
-    """Set the moving batch-norm statistics, which each rank keeps of its own batches, to their mean over the ranks.
+    """Set the moving batch-norm statistics, which each rank computes from its own batches, to their mean over ranks.
 
     Args:
         model: The model with the statistics.
-        collective: All ranks call this together.
-        averages: The averages of these statistics over the steps, of which the mean is taken too.
+        collective: The ranks, which call this together.
+        averages: Averages of these statistics over the steps; they are set to their mean too.
     """
     statistics = [*moving_statistics(model), *averages]
     if collective.size == 1 or not statistics:

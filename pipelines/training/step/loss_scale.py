@@ -1,4 +1,4 @@
-"""The loss scale of training in half floats."""
+"""The loss scale of training with half floats."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -15,13 +15,13 @@ _RANKS = re.compile(re.escape(GRADIENTS_NOT_FINITE) + r" at a loss scale of [^]]
 
 
 class LossScale:
-    """Multiplies the loss before the backward pass, so that small gradients are no zeros in half floats.
+    """Multiplies the loss before the backward pass, so that small gradients do not become zero in half floats.
 
         every rank's gradients are finite:  update;  after `growth_steps` such steps in a row, scale = 2 * scale
         otherwise:                          no exchange and no update on any rank;  scale = scale / 2
 
-    Ranks agree by one sum of 4 bytes for each rank before the exchange, so what codecs keep is not changed by a step
-    that is skipped. Scales are powers of 2, by which dividing loses no digits.
+    The ranks agree with one sum of 4 bytes per rank before the exchange. A skipped step therefore does not change the
+    residuals of codecs. Scales are powers of 2, so division is exact.
 
     Source: Micikevicius et al. 2018, "Mixed precision training", section 3.2.
     """
@@ -36,29 +36,29 @@ class LossScale:
         self.growth_steps = growth_steps
         self.scale = keras.Variable(initial, dtype="float32", trainable=False, name="loss_scale")
         self.skipped = keras.Variable(0, dtype="int32", trainable=False, name="loss_scale_skipped")
-        """Number of steps that were skipped so far."""
+        """Number of skipped steps so far."""
         self.steps_since = keras.Variable(0, dtype="int32", trainable=False, name="loss_scale_steps")
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """All variables that a checkpoint must hold; they are equal on every rank."""
+        """All variables that a checkpoint must contain; they are equal on every rank."""
         return [self.scale, self.steps_since, self.skipped]
 
     def multiply(self, loss: tf.Tensor) -> tf.Tensor:
-        """Return the loss whose gradients are computed."""
+        """Return the scaled loss."""
         return loss * self.scale.value
 
     def divide(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the gradients of the loss as it was, in float32."""
+        """Return the gradients of the unscaled loss, in float32."""
         return [tf.cast(gradient, tf.float32) / self.scale.value for gradient in gradients]
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def update(self, gradients: Sequence[tf.Tensor], collective: Collective, take_step: Callable[[], object]) -> None:
-        """Take the step if the gradients of all ranks are finite, and adapt the scale; every rank calls this together.
+        """Take the step if the gradients of all ranks are finite, and adapt the scale; all ranks call this together.
 
         Raises:
-            tf.errors.InvalidArgumentError: Gradients are not finite even at a scale of 1, so no scale is to blame.
-                `ranks_not_finite` says whose gradients they are.
+            tf.errors.InvalidArgumentError: Gradients are not finite even at a scale of 1, so the scale is not the
+                cause. `ranks_not_finite` names the ranks.
         """
         finite = tf.stack([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
         overflows = tf.cast(tf.logical_not(tf.reduce_all(finite)), tf.float32)
@@ -89,6 +89,6 @@ class LossScale:
 
 
 def ranks_not_finite(message: str) -> str | None:
-    """The ranks that an error of `LossScale.update` names, as a text; None for other errors."""
+    """Return the ranks that an error of `LossScale.update` names, as a text; None for other errors."""
     named = _RANKS.search(message)
     return None if named is None else ", ".join(named[1].split())

@@ -1,4 +1,4 @@
-"""Mixup of a rank's batches."""
+"""The mixup of a rank's batches."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from models.layers.mixup import mix_pairs, mixing_coefficients
 
 @dataclass(frozen=True)
 class Mixing:
-    """Mixes the samples of the batches of one epoch in pairs, images and targets alike."""
+    """Mixes images and targets of one epoch's batches in pairs of samples."""
 
     alpha: float
     seed: int
@@ -24,7 +24,7 @@ class Mixing:
 
         Args:
             images: Images by group, `(batch, height, width, bands)` in the stored dtype.
-            targets: Float32 `(batch, classes)`.
+            targets: Targets in float32, `(batch, classes)`.
             rows: Row of each sample, `(batch,)`.
         """
         drawn = mixing_coefficients(self.alpha, seed=self.seed, epoch=self.epoch, rows=rows)

@@ -1,4 +1,4 @@
-"""What a step of whole networks does with the gradients of a rank."""
+"""The rule for the gradients of a rank, in modes whose ranks train whole networks."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -7,14 +7,14 @@ import keras
 import tensorflow as tf
 
 Apply = Callable[[Sequence[tf.Tensor]], None]
-"""Lets the optimizer update the model by one gradient per trainable variable; part of a graph."""
+"""Lets the optimizer update the model with one gradient per trainable variable; part of a graph."""
 
 
 def once_all_arrived(means: Sequence[tf.Tensor], flags: tf.Tensor | None) -> list[tf.Tensor]:
-    """Return means over the ranks that wait for the flags of the agreement on when to stop, if there is one.
+    """Return the means over the ranks; they also wait for the flags of the stop agreement, if there is one.
 
-    The exchange gives no mean before it has all of them. So an update by these means begins when nothing that comes
-    from other ranks can fail any more: where a rank dies, the others have applied all means of a step, or none.
+    The exchange returns no mean before it has all of them. So the update starts only after all communication of the
+    step has succeeded. If a rank dies, the others have applied all means of a step or none.
     """
     if flags is None:
         return list(means)
@@ -23,10 +23,10 @@ def once_all_arrived(means: Sequence[tf.Tensor], flags: tf.Tensor | None) -> lis
 
 
 class Rule(Protocol):
-    """What one step does with the gradients of this rank, in modes whose ranks train whole networks.
+    """The rule for the gradients of this rank in one step, in modes whose ranks train whole networks.
 
-    The training step calls `begin_step` and `update` within its graph; every rank makes the same calls, so that a rule
-    may use collectives wherever it says so.
+    The training step calls `begin_step` and `update` within its graph. Every rank makes the same calls, so a rule may
+    use collectives.
     """
 
     shared: Sequence[keras.Variable]
@@ -45,14 +45,14 @@ class Rule(Protocol):
         ...
 
     def begin_step(self) -> None:
-        """Do what comes before the forward pass."""
+        """Start the operations that come before the forward pass."""
         ...
 
     def update(self, gradients: Sequence[tf.Tensor], apply: Apply) -> None:
         """Update the model.
 
         Args:
-            gradients: One float32 gradient of this rank's loss per trainable variable.
+            gradients: Gradients of this rank's loss, one float32 tensor per trainable variable.
             apply: The optimizer's update; a rule calls it once.
 
         Raises:

@@ -1,4 +1,4 @@
-"""One training step: gradients, exchange, update."""
+"""A training step: gradients, exchange, update."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,20 +26,22 @@ Gradients = Callable[[Images, tf.Tensor, tf.Tensor | None, Size | None], tuple[t
 
 
 class StepClocks:
-    """Figures of the latest step on this rank; its seconds are meaningful on a CPU."""
+    """The figures of the latest step on this rank; its seconds are meaningful on a CPU."""
 
     def __init__(self) -> None:
         """Create the variable."""
         self.update = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="update_seconds")
-        """Seconds from the last mean to the end of the optimizer's update; a skipped step leaves it as it is."""
+        """Seconds from the last mean to the end of the optimizer's update. A skipped step does not change it."""
         self.figures = tf.zeros(len(METRICS) + 2, tf.float64)
-        """Those of the exchange in the order of `METRICS`; then `update`; then the seconds from the last gradient to
-        the end of the step: the update, and the communication that no computing hides. The latest step may not have
-        computed them yet."""
+        """Figures of the latest step, which may not have computed them yet.
+
+        They are those of the exchange in the order of `METRICS`, `update`, and the seconds from the last gradient to
+        the end of the step. These seconds are the update and the communication that computation does not hide.
+        """
 
     def measure(self, exchange: GradientExchange, after_gradients: tf.Tensor) -> tf.Tensor:
         """Return the figures at the end of a step; part of its graph."""
-        # The clock of the last gradient is read by whichever thread is free: it may be the later one in a small model.
+        # Any free thread reads the clock of the last gradient, so in a small model its time may be the later one.
         after_gradients = tf.maximum(after_gradients, 0.0)
         return tf.concat([exchange.measure(), [self.update, after_gradients]], 0)
 
@@ -56,21 +58,21 @@ class Step(Protocol):
             images: Image groups by name, at full size.
             targets: Targets of the samples.
             seeds: Seeds of the samples, as `models.layers.augmentation` has them, if the model augments.
-            size: To which the model resizes the images, if it does. A step is compiled once for each.
+            size: Size to which the model resizes the images, if it does. A step is compiled once per size.
         """
         ...
 
 
 @runtime_checkable
 class Traceable(Protocol):
-    """A step, or what takes a micro-batch, that is a graph or has one."""
+    """A step, or a function for micro-batches, that is a graph or has one."""
 
     def __call__(self, *inputs: Any) -> Any:
-        """Compute it."""
+        """Run the graph."""
         ...
 
     def get_concrete_function(self, *inputs: Any) -> object:
-        """Trace the graph for such inputs."""
+        """Trace the graph for inputs of this shape and type."""
         ...
 
 
@@ -80,16 +82,16 @@ class Accumulate(Protocol):
     def __call__(
         self, images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None, size: Size | None = None
     ) -> None:
-        """Add its gradients to those of the step; no rank waits for another one."""
+        """Add the gradients to those of the step; no rank waits for another one."""
         ...
 
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """A `Step` whose graph returns its figures beside the loss: to read them from a variable took 0.35 ms a step."""
+    """A `Step` whose graph returns loss and figures; reading the figures from a variable took 0.35 ms per step."""
 
     graph: tf.types.experimental.PolymorphicFunction
-    """Returns loss and figures."""
+    """Returns the loss and the figures."""
     clocks: StepClocks
 
     def __call__(
@@ -120,24 +122,24 @@ def make_train_step(
 ) -> Step:
     """Return the step: gradients of this rank's batch, and the update by a rule.
 
-    The times of its parts go to the marks of the exchange, where it has some: those of forward and backward pass as the
-    phase `compute` (one part where XLA compiles them), those of the update as `optimizer`.
+    If the exchange has marks, the step writes the times of its parts to them. Forward and backward pass have the phase
+    `compute` (one part if XLA compiles them), the update has the phase `optimizer`.
 
     Args:
         model: Maps a dict of image groups to logits `(batch, classes)`.
         loss: Per-sample losses `(batch,)` from targets and logits.
         optimizer: The optimizer, already built for the model's trainable variables.
-        exchange: What the rule exchanges with; its state is created here.
-        rule: What is done with the gradients.
+        exchange: The exchange that the rule uses; its state is created here.
+        rule: Decides how the gradients are applied.
         jit_compile: Whether XLA compiles forward and backward pass; Horovod's operations stay outside.
         accumulation: The sums of the step's earlier micro-batches, which `make_accumulate` fills; None if there are
             none. There is one exchange and one update per step.
-        loss_scale: Scale of the loss for half floats; a step with an overflow on any rank is skipped on all of them.
+        loss_scale: Scale of the loss for half floats. All ranks skip a step with an overflow on any rank.
         average: Takes the weights after every update.
-        rate_factors: Variables whose learning rate has a factor, each with it. What the optimizer does to them is
-            multiplied: the same for every optimizer whose update is linear in the rate (all but LARS as `larc`, which
-            the configuration refuses).
-        clocks: Get the figures of each step; None: nobody asks.
+        rate_factors: Variables whose learning rate has a factor, each with its factor. Their update is multiplied by
+            it. This is exact for every optimizer whose update is linear in the rate. LARS as `larc` is not linear, and
+            the configuration refuses it.
+        clocks: Receive the figures of each step; None: figures are not measured.
 
     Raises:
         ValueError: Codec and optimizer do not fit each other.
@@ -183,12 +185,12 @@ def make_apply(
     clocks: StepClocks | None = None,
     marks: Marks | None = None,
 ) -> Apply:
-    """Return the update by one mean gradient per variable; the arguments are as for `make_train_step`."""
+    """Return the update from one mean gradient per variable; for the arguments see `make_train_step`."""
 
     @tf.autograph.experimental.do_not_convert
     def apply(means: Sequence[tf.Tensor]) -> None:
         before = [tf.identity(variable.value) for variable, _ in rate_factors]
-        with tf.control_dependencies(means):  # the decay of weights needs no mean, and would not wait for them
+        with tf.control_dependencies(means):  # weight decay needs no mean and would otherwise not wait for them
             optimizer.apply(means, variables)
         for (variable, factor), start in zip(rate_factors, before, strict=True):
             variable.assign(start + factor * (variable.value - start))
@@ -206,7 +208,7 @@ def make_apply(
 def _mark_passes(
     marks: Marks, began: tf.Tensor | None, loss: tf.Tensor, gradients: Sequence[tf.Tensor], *, together: bool
 ) -> None:
-    """Note forward and backward pass; XLA gives loss and gradients at the same time."""
+    """Add forward and backward pass to the marks; XLA returns loss and gradients at the same time."""
     if together:
         marks.add("compute", "forward and backward pass", began, now(gradients))
     else:
@@ -216,7 +218,7 @@ def _mark_passes(
 
 
 def updated(variables: Sequence[keras.Variable]) -> tf.Tensor:
-    """Return the time at which all changes so far to these variables are done."""
+    """Return the time at which all previous changes to these variables are done."""
     return now([tf.convert_to_tensor(variable.value) for variable in variables])
 
 
@@ -228,7 +230,7 @@ def make_accumulate(
     jit_compile: bool,
     loss_scale: LossScale | None = None,
 ) -> Accumulate:
-    """Return the function for all micro-batches of a step but the last; the arguments are as for `make_train_step`."""
+    """Return the function for all micro-batches of a step except the last; for arguments see `make_train_step`."""
     gradients = make_gradients(model, loss, loss_scale, jit_compile=jit_compile)
 
     @tf.function
@@ -253,15 +255,15 @@ def make_gradients(
         images: Images, targets: tf.Tensor, seeds: tf.Tensor | None, size: Size | None
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         with tf.GradientTape() as tape, training_size(size):
-            # A model that draws nothing from seeds does not know the argument.
+            # A model that does not use seeds does not have this argument.
             drawn = {} if seeds is None else {"seeds": seeds}
             value = tf.reduce_mean(loss(targets, model(inputs_of(model, images), training=True, **drawn)))
             scaled = value if loss_scale is None else loss_scale.multiply(value)
         computed = dense(tape.gradient(scaled, [variable.value for variable in variables]))
         return value, computed if loss_scale is None else loss_scale.divide(computed)
 
-    # A separate function only for XLA: a function that updates state, as batch norm does, returns all gradients at its
-    # end, so that the exchange could not begin during the backward pass.
+    # A separate function is used only for XLA. A function that updates state, as batch norm does, returns all gradients
+    # at its end. The exchange could then not start during the backward pass.
     compiled: Gradients = tf.function(gradients, jit_compile=True) if jit_compile else gradients
     return compiled
 

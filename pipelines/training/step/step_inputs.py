@@ -1,4 +1,4 @@
-"""What a training step takes of a batch."""
+"""The inputs of a training step, made from a batch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from pipelines.training.step.mixing import Mixing
 from pipelines.training.step.tensors import image_tensors
 
 SeedsOf = Callable[[NDArray[np.int64]], NDArray[np.int32]]
-"""Function from the rows of a batch to the seeds of their augmentation."""
+"""A function from the rows of a batch to the seeds of their augmentation."""
 Inputs = (
     tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor | None]
     | tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor | None, Size]
 )
-"""Images, targets and seeds of a batch, and the size to which the model resizes them, as a step takes them."""
+"""The images, targets and seeds of a batch, and the size to which the model resizes the images."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class StepInputs:
     """Makes the inputs of a training step from a batch."""
 
     seeds_of: SeedsOf | None = None
-    """None: the model does not augment."""
+    """Returns the seeds of the augmentation; None: the model does not augment."""
     mixing: Mixing | None = None
-    """None: the samples stay as they are."""
+    """Mixes the samples; None: the samples do not change."""
     size: Size | None = None
     """Height and width at which the network is trained; None: the model does not resize."""
 
     def __call__(self, batch: Batch) -> Inputs:
-        """Return images, targets and the seeds of the augmentation, and the size where the model resizes."""
+        """Return images, targets and augmentation seeds, and the size if the model resizes."""
         seeds = None if self.seeds_of is None else tf.convert_to_tensor(self.seeds_of(batch.rows))
         images, targets = image_tensors(batch.images), tf.convert_to_tensor(batch.targets, tf.float32)
         if self.mixing is not None:

@@ -1,4 +1,4 @@
-"""From a batch to tensors that a training step can take."""
+"""The conversion of batches and gradients to tensors that a training step can take."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,18 +10,18 @@ _ALIGNMENT = 64  # bytes; some of TensorFlow's kernels need it, others are faste
 
 
 def image_tensors(images: Mapping[str, NDArray[np.generic]]) -> dict[str, tf.Tensor]:
-    """Give the image groups as tensors on the CPU.
+    """Return the image groups as tensors on the CPU.
 
-    They share the images' memory where DLPack allows it, and are copies otherwise. As long as one of these tensors
-    lives, the reader does not use the shared memory again.
+    The tensors share the images' memory if DLPack allows it, and are copies otherwise. As long as one of these tensors
+    exists, the reader does not reuse the shared memory.
     """
     return {name: _tensor(image) for name, image in images.items()}
 
 
 def dense(gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[tf.Tensor | None]:
-    """Give gradients as whole tensors: those of rows that are looked up in a table, as embeddings are, come as slices.
+    """Convert gradients to dense tensors; lookups in a table, as in embeddings, give slices.
 
-    An exchange sends all tensors in one order and with known shapes, and XLA has no slices either.
+    An exchange needs all tensors in one order with known shapes, and XLA does not support slices.
     """
     return [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
 

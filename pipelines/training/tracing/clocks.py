@@ -1,4 +1,4 @@
-"""How far a rank's clock is from that of rank 0, asked over a connection of its own."""
+"""The offset between a rank's clock and that of rank 0, measured over a separate connection."""
 
 import math
 import socket
@@ -18,22 +18,22 @@ _ANSWER = struct.Struct("!d")
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """What must be added to a rank's time to get that of rank 0."""
+    """The offset to add to a rank's time to get the time of rank 0."""
 
     seconds: float
     error: float
-    """Largest error in seconds; infinite where the clocks could not be compared, and `seconds` is 0."""
+    """Largest error in seconds. If the clocks could not be compared, it is infinite and `seconds` is 0."""
 
 
 def compare_clocks(collective: HorovodCollective) -> ClockOffset:
     """Compare this rank's clock with that of rank 0; all ranks call this together.
 
-    Rank 0 answers each question with its time. With the fastest of 25 answers
+    Rank 0 answers each question with its time. For the fastest of 25 answers
 
         offset = time in the answer - (time of the question + time of the answer's arrival) / 2
         error <= (time of the answer's arrival - time of the question) / 2
 
-    Source: Mills 1991, "Internet time synchronization: the network time protocol", with the filter of the least delay.
+    Source: Mills 1991, "Internet time synchronization: the network time protocol", with the minimum-delay filter.
 
     Args:
         collective: The ranks.
@@ -44,7 +44,7 @@ def compare_clocks(collective: HorovodCollective) -> ClockOffset:
     offset = ClockOffset(0.0, 0.0) if collective.rank == 0 else ask(host, port)
     gather_json(None, collective)  # rank 0 answers until every rank has asked
     if server is not None:
-        server.shutdown(socket.SHUT_RDWR)  # ends the wait for a further connection, which `close` does not
+        server.shutdown(socket.SHUT_RDWR)  # unlike `close`, this ends the wait for another connection
         server.close()
     return offset
 
@@ -55,7 +55,7 @@ def ask(host: str, port: int) -> ClockOffset:
         with socket.create_connection((host, port), timeout=_SECONDS_TO_CONNECT) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return min((_ask_once(connection) for _ in range(_QUESTIONS)), key=lambda offset: offset.error)
-    except OSError:  # a firewall: a trace is not worth a training
+    except OSError:  # such as a firewall: training must not fail because of a trace
         return ClockOffset(0.0, math.inf)
 
 
@@ -74,7 +74,7 @@ def _ask_once(connection: socket.socket) -> ClockOffset:
 
 
 def _serve(connections: int) -> socket.socket:
-    """Answer so many ranks, each from a thread, until the socket is closed."""
+    """Answer the questions of `connections` ranks, one thread per rank, until the socket is closed."""
     server = socket.create_server((own_address(), 0), backlog=max(connections, 1))
 
     def accept() -> None:

@@ -1,12 +1,11 @@
-"""What NVIDIA's GPUs can compute, by their names; benchmarks without TensorFlow read it too."""
+"""The peak performance of NVIDIA's GPUs by name; benchmarks without TensorFlow also use it."""
 
 import re
 
 _HALF, _SINGLE = ("bfloat16", "float16"), "float32"
-# Teraflops of dense products. Float32 is what frameworks compute as TF32 where there is such a unit.
+# Teraflops of dense products. The float32 figure is that of TF32 if the GPU has it, because frameworks use it.
 # Source: the data sheets "NVIDIA <name> Tensor Core GPU" (H200, H100, A100, A40, A10, L40S, L40, L4, T4), "NVIDIA
-# V100S" and "NVIDIA DGX B200"; figures that they state with sparsity are halved. The A10G is Amazon's, by EC2's page of
-# G5 instances.
+# V100S" and "NVIDIA DGX B200". Figures stated with sparsity are halved. The A10G is from EC2's page of G5 instances.
 _AMPERE_AND_LATER = {
     "B200": (2250.0, 1125.0),
     "H200 NVL": (835.5, 417.7),
@@ -22,16 +21,16 @@ _AMPERE_AND_LATER = {
     "L40": (181.0, 90.5),
     "L4": (121.0, 60.0),
 }
-"""Peaks of bfloat16 and float16, and of float32; a name that begins another one comes after it."""
+"""Peaks of bfloat16 and float16, and of float32. A name that is a prefix of another name comes after it."""
 _WITHOUT_BFLOAT16 = {"V100S": (130.0, 16.4), "V100-PCIE": (112.0, 14.0), "V100": (125.0, 15.7), "T4": (65.0, 8.1)}
 """Peaks of float16 and float32."""
 
 
 def flops_per_second_of_gpu(name: str, precision: str) -> float | None:
-    """Return the peak of dense products; None where it is not known, or the GPU has no unit for the precision.
+    """Return the peak of dense products; None if it is unknown or the GPU has no unit for the precision.
 
     Args:
-        name: Name of the device, as its driver says it.
+        name: Name of the device, as its driver reports it.
         precision: "float32", "bfloat16" or "float16".
     """
     for table, half in ((_AMPERE_AND_LATER, _HALF), (_WITHOUT_BFLOAT16, ("float16",))):

@@ -1,4 +1,4 @@
-"""What a processor can compute: its nominal peak, and what a matrix product reaches on it."""
+"""The performance of a processor: its nominal peak, and the rate of a matrix product."""
 
 import os
 import re
@@ -16,19 +16,19 @@ from pipelines.training.record.summary import Computer
 from pipelines.training.tracing.gpu_peaks import flops_per_second_of_gpu
 
 _SIDE, _ROUNDS = 1024, 5
-# Operations in a cycle of one core with two units for fused multiply-add: 2 units * 2 operations * numbers per vector.
+# Operations per cycle of a core with two fused multiply-add units: 2 units * 2 operations * numbers per vector.
 _PER_CYCLE = {
     "float32": (("avx512f", 64), ("avx2", 32), ("avx", 16)),
     "bfloat16": (("amx_bf16", 2048), ("avx512_bf16", 128)),
 }
-# Cores that compute AVX-512 with half of these units: AMD's Zen 4 (family 25) splits each operation in two, and these
-# of Intel have one unit of that width (Gold 5122 and 5222 have two).
+# Cores that compute AVX-512 at half this rate: AMD's Zen 4 (family 25) splits each operation in two. These Intel cores
+# have one unit of that width (Gold 5122 and 5222 have two).
 _HALF_WIDTH_FAMILY = "25"
 _ONE_UNIT = re.compile(r"Xeon.*(Bronze 3[12]\d\d|Silver 4[12]\d\d|Gold 5[12](?!22)\d\d)|Core\(TM\)(?!.*\d{4}XE?\b)")
 
 
 def computer_of(model: keras.Model, precision: str, ranks: int) -> Computer:
-    """Measure what a run's summary needs to know of model and device; on rank 0.
+    """Measure the properties of model and device for a run's summary; only rank 0 calls this.
 
     Args:
         model: The model that was trained.
@@ -42,7 +42,7 @@ def computer_of(model: keras.Model, precision: str, ranks: int) -> Computer:
 
 
 def matmul_flops_per_second(precision: str) -> float:
-    """Measure the product of two square matrices on this rank's device: the fastest of some rounds.
+    """Measure the rate of a product of two square matrices on this rank's device, as the fastest of some rounds.
 
     Args:
         precision: "float32", "bfloat16" or "float16".
@@ -61,16 +61,16 @@ def matmul_flops_per_second(precision: str) -> float:
 def nominal_flops_per_second(
     precision: str, cores: int | None = None, values: Mapping[str, str] | None = None
 ) -> float | None:
-    """Return the nominal peak of this rank's GPU or cores; None where it is not known.
+    """Return the nominal peak of this rank's GPU or cores; None if it is unknown.
 
-        cores * clock * operations in a cycle
+        cores * clock * operations per cycle
 
-    The clock is what `/proc/cpuinfo` states, which a virtual machine may state wrongly. Hyperthreads share a core.
+    The clock is read from `/proc/cpuinfo`, which may be wrong on a virtual machine. Hyperthreads share a core.
 
     Args:
         precision: "float32", "bfloat16" or "float16".
-        cores: Number of logical cores; None: the threads that this rank was given, or those that it may use.
-        values: What `/proc/cpuinfo` states, by name; None: that of this machine.
+        cores: Number of logical cores; None: the threads assigned to this rank, or all that it may use.
+        values: Values of `/proc/cpuinfo` by name; None: those of this machine.
     """
     if values is None:
         gpus = tf.config.get_visible_devices("GPU")
@@ -87,7 +87,7 @@ def nominal_flops_per_second(
 
 
 def _per_cycle(values: Mapping[str, str], precision: str) -> float | None:
-    """Operations of one core in a cycle."""
+    """Return the operations of one core per cycle."""
     flags = values.get("flags", "").split()
     found = next(((flag, count) for flag, count in _PER_CYCLE.get(precision, ()) if flag in flags), None)
     if found is None:

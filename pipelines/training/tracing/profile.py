@@ -1,4 +1,4 @@
-"""TensorFlow's profiler on one rank, for some steps."""
+"""A profile of some steps on one rank, recorded by TensorFlow's profiler."""
 
 import shutil
 import tempfile
@@ -10,10 +10,10 @@ from pipelines.storage.whole_files import copy_folder
 
 
 class Profile:
-    """A profile for TensorBoard, which has every operation and, on a GPU, every kernel."""
+    """A profile for TensorBoard, with every operation and, on a GPU, every kernel."""
 
     def __init__(self, folder: Path) -> None:
-        """Begin to record.
+        """Start recording.
 
         Args:
             folder: Folder that the profile is written to at the end.
@@ -23,7 +23,7 @@ class Profile:
         tf.profiler.experimental.start(str(self._local))
 
     def stop(self) -> None:
-        """End and write the profile."""
+        """Stop recording and write the profile."""
         tf.profiler.experimental.stop()
         copy_folder(self._local, self._folder)
         shutil.rmtree(self._local, ignore_errors=True)

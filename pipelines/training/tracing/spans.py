@@ -1,4 +1,4 @@
-"""Parts of steps with their times, on one clock, as a Chrome trace; imports no TensorFlow."""
+"""The parts of steps and their times on one clock, as a Chrome trace; this module imports no TensorFlow."""
 
 import math
 from collections import defaultdict
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 TRACE_FILE = "trace.json"
-"""The trace, beside the checkpoints and among the artifacts of its run."""
+"""The file name of the trace, beside the checkpoints and among the artifacts of the run."""
 ROWS = {
     "step": "whole steps",
     "input": "waiting for the next batch",
@@ -18,9 +18,9 @@ ROWS = {
     "optimizer": "the update of the weights",
     "between": "between two steps: records, reports, validation, checkpoints",
 }
-"""The rows of a rank, in their order, with what they show; in `wire` too is `waiting`, for the slowest rank."""
+"""The rows of a rank in order, with their meaning. The row `wire` also shows `waiting`, for the slowest rank."""
 _LANES = 100
-"""Rows that one phase can have, where its parts overlap."""
+"""Maximum number of rows of a phase whose parts overlap."""
 _MICRO = 1e6
 
 Event = dict[str, Any]
@@ -39,29 +39,29 @@ class Span:
     step: int
     """Number of the optimizer step, from 1."""
     tensors: tuple[str, ...] = ()
-    """Variables whose gradients it is about."""
+    """Variables whose gradients the span handles."""
 
 
 @dataclass(frozen=True)
 class RankTrace:
-    """What one rank has traced."""
+    """The trace of one rank."""
 
     spans: tuple[Span, ...]
     host: str
     offset: float
-    """What must be added to its times to get those of rank 0, in seconds."""
+    """Seconds to add to its times to get those of rank 0."""
     error: float
-    """Largest error of that."""
+    """Largest error of the offset, in seconds."""
 
     def as_json(self) -> dict[str, Any]:
-        """Values for JSON, which has no infinity."""
+        """Return values for JSON, which has no infinity."""
         spans = [[s.phase, s.name, s.start, s.end, s.step, list(s.tensors)] for s in self.spans]
         error = self.error if math.isfinite(self.error) else None
         return {"spans": spans, "host": self.host, "offset": self.offset, "error": error}
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> "RankTrace":
-        """The inverse of `as_json`."""
+        """Return the trace from the values of `as_json`."""
         spans = tuple(
             Span(phase, name, start, end, step, tuple(tensors))
             for phase, name, start, end, step, tensors in values["spans"]
@@ -71,18 +71,18 @@ class RankTrace:
 
 
 def chrome_trace(ranks: Sequence[RankTrace], horovod: Sequence[Event], about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the trace of all ranks in Chrome's format, which Perfetto reads too.
+    """Return the trace of all ranks in Chrome's format, which Perfetto also reads.
 
-    A process is a rank, and a thread a phase; a phase whose parts overlap has several threads. One process more is
-    Horovod's timeline. Times are microseconds of rank 0's clock since the first event. What a rank sends while another
-    one does not yet take part in the same operation is its waiting:
+    A process is a rank, and a thread is a phase. A phase whose parts overlap has several threads. One more process is
+    Horovod's timeline. Times are microseconds of rank 0's clock since the first event. The time of a rank in an
+    exchange before all ranks have joined it is waiting:
 
         waiting(rank) = [start(rank), the last start of all ranks], named after that rank;  wire(rank) = the rest
 
     Args:
         ranks: Spans of each rank, in rank order.
         horovod: Complete events of Horovod's timeline, with seconds of rank 0's clock in `ts` and `dur`.
-        about: What else the file says of itself.
+        about: Further facts to write into the file.
 
     Source: Google, "Trace event format".
     """
@@ -140,7 +140,7 @@ def _with_waiting(spans: Sequence[Sequence[Span]]) -> list[list[Span]]:
 
 
 def _threads(spans: Iterable[Span]) -> list[tuple[Span, int]]:
-    """Give each span a thread: of its phase, and there the first one that is free."""
+    """Assign each span the first free thread of its phase."""
     rows = list(ROWS)
     free: dict[str, list[float]] = defaultdict(list)
     found = []
@@ -169,13 +169,13 @@ def _complete(span: Span, process: int, thread: int, origin: float) -> Event:
 
 
 def _times(start: float, end: float) -> dict[str, float]:
-    """Microseconds, rounded so that what follows without a gap still does."""
+    """Return microseconds, rounded so that adjacent spans stay adjacent."""
     begin = round(_MICRO * start, 1)
     return {"ts": begin, "dur": round(round(_MICRO * end, 1) - begin, 1)}
 
 
 def _named(kind: str, process: int, thread: int, name: str, place: int) -> list[Event]:
-    """The events that give a process or a thread its name and its place."""
+    """Return the events that set the name and the position of a process or a thread."""
     of = {"ph": "M", "pid": process, "tid": thread}
     return [
         {"name": f"{kind}_name", **of, "args": {"name": name}},

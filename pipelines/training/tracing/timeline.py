@@ -1,4 +1,4 @@
-"""Horovod's own timeline of some steps: started, stopped, and read on the clock of rank 0."""
+"""Horovod's own timeline of some steps: functions to start, stop and read it, on the clock of rank 0."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from pipelines.machine.proc import seconds_of_threads
 _VARIABLE, _ON_REQUEST = "HOROVOD_TIMELINE", "DYNAMIC"
 _MICRO = 1e-6
 _SECONDS_OF_A_LOOK, _POLLS = 0.2, 0.1
-"""A thread that takes a tenth of a core while all others wait is one that polls."""
+"""A thread that uses a tenth of a core while all others wait is polling."""
 
 Event = dict[str, Any]
 
@@ -27,10 +27,10 @@ def allow_timeline() -> None:
 
 
 class Timeline:
-    """Horovod's timeline, which only rank 0 writes; it has all tensors, and when each rank was ready.
+    """Horovod's timeline, which only rank 0 writes; it shows all tensors, and when each rank was ready.
 
-    Horovod's thread for it polls without a pause from the start of the job to its end. Here it gets only the time that
-    nobody else wants, but while a timeline is written.
+    Horovod's timeline thread polls without pause from the start of the job to its end. Except while a timeline is
+    written, this class gives it only idle CPU time.
     """
 
     def __init__(self, rank: int) -> None:
@@ -40,20 +40,20 @@ class Timeline:
             rank: This rank.
         """
         self.is_ours = os.environ.get(_VARIABLE) == _ON_REQUEST
-        """False where HOROVOD_TIMELINE names a file of the user's: then nothing is written here."""
+        """False if HOROVOD_TIMELINE names a user's file. No timeline is then written here."""
         self._thread = _polling_thread() if self.is_ours and rank == 0 else None
         self._rest()
 
     def start(self, file: Path) -> None:
-        """Begin to write a file, on rank 0; every rank calls this."""
+        """Start to write a file on rank 0; every rank calls this."""
         if self.is_ours:
             if self._thread is not None:
-                with suppress(OSError):  # not every user may take this back; then the thread writes when it can
+                with suppress(OSError):  # not every user may raise the priority; the thread then writes when it can
                     os.sched_setscheduler(self._thread, os.SCHED_OTHER, os.sched_param(0))
             hvd.start_timeline(str(file))
 
     def stop(self) -> None:
-        """Stop; the file is whole then."""
+        """Stop the timeline; the file is then complete."""
         if self.is_ours:
             hvd.stop_timeline()
             self._rest()
@@ -65,7 +65,7 @@ class Timeline:
 
 
 def _polling_thread() -> int | None:
-    """The thread of this process, none of Python's, that runs all the time; None where there is none."""
+    """Return the thread of this process, not one of Python's, that runs all the time; None if there is none."""
     before, started = seconds_of_threads(), time.perf_counter()
     time.sleep(_SECONDS_OF_A_LOOK)
     wall, after = time.perf_counter() - started, seconds_of_threads()
@@ -77,12 +77,12 @@ def _polling_thread() -> int | None:
 
 
 def read_timeline(file: Path) -> list[Event]:
-    """Read a timeline of Horovod: complete events with seconds since 1970 in `ts` and `dur`, a thread for each tensor.
+    """Return complete events of Horovod's timeline, with seconds since 1970 in `ts` and `dur`, one thread per tensor.
 
-    What had begun and not ended is left out. An instant at which a rank was ready has the duration 0.
+    Events that did not end are left out. The moment at which a rank was ready has the duration 0.
 
     Args:
-        file: Horovod's file; one that is missing or empty has no events.
+        file: Horovod's file; a missing or empty file has no events.
     """
     text = file.read_text() if file.is_file() else ""
     if not text:

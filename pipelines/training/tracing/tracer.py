@@ -1,8 +1,8 @@
-"""Traces some steps of a training on every rank, from the wait for their first batch to the end of the last update.
+"""The trace of some steps on every rank, from the wait for their first batch to the end of the last update.
 
-The parts are meaningful on a CPU. On a GPU their times are those at which TensorFlow has handed over the work: there
-its profiler (`training.tensorflow_profiler`) shows the kernels. Where XLA compiles forward and backward pass
-(`training.jit_compile`), they are one part, and no exchange begins before its end.
+The parts are meaningful on a CPU. On a GPU their times are those at which TensorFlow has submitted the work. There its
+profiler (`training.tensorflow_profiler`) shows the kernels. If XLA compiles forward and backward pass
+(`training.jit_compile`), they are one part, and no exchange starts before its end.
 """
 
 import json
@@ -32,16 +32,16 @@ from pipelines.training.tracing.spans import TRACE_FILE, RankTrace, Span, chrome
 from pipelines.training.tracing.timeline import Timeline, read_timeline
 
 PROFILES = "profile"
-"""Folder in both places of what TensorFlow's profiler has recorded, with one folder for each rank."""
+"""The folder with TensorFlow's profiles, one subfolder per rank, in the run's folder and among its artifacts."""
 
 _HOROVOD = "horovod.json"
 Write = Callable[[str, Path | None, int], None]
-"""Takes the trace, the folder of TensorFlow's profiles if there are some, and the last step that they tell of."""
+"""Takes the trace, the folder of TensorFlow's profiles or None, and the last traced step."""
 
 
 @dataclass
 class _Recording:
-    """What records while steps are traced."""
+    """The state of a recording while steps are traced."""
 
     offset: ClockOffset
     folder: Path
@@ -51,7 +51,7 @@ class _Recording:
 
 
 class StepTracer:
-    """Traces the steps from the first to the last one that are asked for; every rank makes the same calls."""
+    """Traces the requested range of steps; every rank makes the same calls."""
 
     def __init__(
         self,
@@ -68,14 +68,14 @@ class StepTracer:
         """Wait for the first step.
 
         Args:
-            steps: First and last optimizer step that are traced, counted from 1.
-            done: Optimizer steps of the checkpoint from which training continues.
-            marks: Clock that holds the parts of each step.
+            steps: First and last traced optimizer step, counted from 1.
+            done: Number of steps in the checkpoint from which training continues.
+            marks: Marks with the times of each step's parts.
             collective: The ranks.
-            folder: Folder of the run, which all ranks see; None: it is behind a URL, and gets nothing.
-            write: Called on rank 0 when the last step is done.
-            profiles: Whether TensorFlow's profiler records too, into the folder.
-            about: What else the trace says of itself.
+            folder: Folder of the run, which all ranks can access; None: it is behind a URL and gets no files.
+            write: Called on rank 0 after the last traced step.
+            profiles: Whether TensorFlow's profiler also records, into the folder.
+            about: Further facts to write into the trace.
         """
         self._first, self._last = steps
         self._done = done
@@ -101,7 +101,7 @@ class StepTracer:
             self._marks.clear()
             started = time.time()
             loss = step(images, targets, seeds, size)
-            float(loss)  # an accelerator may only have begun
+            float(loss)  # wait: an accelerator may have only started the step
             self._step_ended = time.time()
             self._note("step", f"step {self._done}", started, self._step_ended, self._done)
             for mark, start, end in self._marks.read():
@@ -121,7 +121,7 @@ class StepTracer:
         return replace(trainer, step=traced_step, accumulate=None if accumulate is None else traced_accumulate)
 
     def of_batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Return the batches of an epoch, of which the waits are traced."""
+        """Return the batches of an epoch and trace the waits for them."""
         while True:
             if self._recording is None and self._first <= self._done + 1 <= self._last:
                 self._begin()
@@ -137,7 +137,7 @@ class StepTracer:
             del batch  # the reader may reuse its memory
 
     def finish(self) -> None:
-        """End the trace where one was begun, gather and write it; all ranks call this together."""
+        """Stop, gather and write the trace if one was started; all ranks call this together."""
         recording, self._recording, self._step_ended = self._recording, None, None
         if recording is None:
             return
