@@ -1,4 +1,4 @@
-"""Settings that a run does not tell: those without effect, and those that only a later version has."""
+"""The settings that a run does not have: those without effect, and those of later versions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
@@ -8,13 +8,13 @@ from pipelines.comparison.run import DEFAULT_READER, ComparedRun
 
 
 def with_defaults(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
-    """Give runs the default of each setting that only others of them tell.
+    """Give runs the default of each setting that only other runs have.
 
-    A new setting's default is what the versions before it do. So trainings of two versions are one recipe where nothing
-    else differs.
+    The default of a new setting is the behaviour of earlier versions. So trainings of two versions are one recipe if
+    nothing else differs.
 
     Args:
-        runs: Trainings to be compared.
+        runs: Trainings to compare.
     """
     keys = sorted({key for run in runs for key in run.settings})
     return [run.model_copy(update={"settings": _filled(run.settings, keys)}) for run in runs]
@@ -26,14 +26,14 @@ def _filled(settings: dict[str, str], keys: Sequence[str]) -> dict[str, str]:
     filled = {key: DEFAULT_READER[key] for key in keys if key in DEFAULT_READER} | settings
     for key in keys:
         section = key.rpartition(".")[0]
-        # A section of which nothing is told was not chosen: another optimizer has other settings.
+        # A section without any setting was not chosen: another optimizer has other settings.
         if key not in filled and section and section in named and (value := _default(key, values)) is not None:
             filled[key] = value
     return filled
 
 
 def _default(key: str, settings: Mapping[str, Any]) -> str | None:
-    """The default as runs tell it; None: the chosen sections have no such key, or absence is a value of it."""
+    """Return the default as runs store it; None: the chosen sections lack the key, or its absence is a value."""
     field = find(key.split("."), settings)
     if field is None or type(None) in get_args(field.annotation):
         return None

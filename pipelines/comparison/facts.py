@@ -1,4 +1,4 @@
-"""What a comparison says of one training: its recipe, its score, its time and its bytes."""
+"""The facts of one training in a comparison: recipe, score, time and bytes."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from pipelines.tracking.metrics import is_lower_better
 
 @dataclass(frozen=True)
 class Facts:
-    """One training. What is not recorded is None."""
+    """The facts of one training; a value that is not recorded is None."""
 
     run: ComparedRun
     workers: int | None
@@ -23,7 +23,7 @@ class Facts:
     best: float | None
     """Best value of the metric over the epochs."""
     best_epoch: int | None
-    """Number of epochs done with it."""
+    """Number of finished epochs at the best value."""
     last: float | None
     """Value of the metric after the last epoch."""
     seconds: float | None
@@ -31,23 +31,23 @@ class Facts:
     images_per_second: float | None
     """Training samples per second of all ranks."""
     payload_bytes: float | None
-    """Bytes that one rank gave to the collective in all steps."""
+    """Bytes that one rank passed to the collective in all steps."""
     trouble: str
-    """Why its score is not the recipe's: it diverged, failed or is unfinished; empty where it finished well."""
+    """Reason why the score does not count for the recipe: diverged, failed or unfinished; empty if it ended well."""
 
     @property
     def is_diverged(self) -> bool:
-        """Whether it diverged."""
+        """Whether the training diverged."""
         return self.trouble.startswith("diverged")
 
     @property
     def counts(self) -> bool:
-        """Whether means over seeds include it."""
+        """Whether means over seeds include the training."""
         return not self.trouble and self.best is not None
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Seconds of one optimizer step."""
+        """The seconds of one optimizer step."""
         return self.seconds / self.steps if self.seconds and self.steps else None
 
 
@@ -73,19 +73,19 @@ def facts_of(run: ComparedRun, metric: str) -> Facts:
 
 
 def is_better(value: float, than: float, metric: str) -> bool:
-    """Whether a value of the metric is better than another."""
+    """Return whether a value of the metric is better than another."""
     return value < than if is_lower_better(metric) else value > than
 
 
 def chosen_metric(runs: Sequence[ComparedRun], wanted: str | None) -> str:
-    """Return the metric by which trainings are compared.
+    """Return the metric that compares trainings.
 
     Args:
         runs: The trainings.
         wanted: The user's choice; None: the first of `SCORES` that any training has.
 
     Raises:
-        ValueError: No training has it.
+        ValueError: No training has the metric.
     """
     known = sorted({name for run in runs for name in run.history} - {EPOCH, STEP, SECONDS, PAYLOAD})
     if wanted is None:
@@ -96,7 +96,7 @@ def chosen_metric(runs: Sequence[ComparedRun], wanted: str | None) -> str:
 
 
 def peak_rate(run: ComparedRun) -> float | None:
-    """Peak of the learning rate."""
+    """Return the peak of the learning rate."""
     rate = number(run.settings.get("optimizer.learning_rate"))
     if rate is not None:
         return rate
@@ -108,7 +108,7 @@ def peak_rate(run: ComparedRun) -> float | None:
 
 
 def warmup_text(run: ComparedRun) -> str:
-    """The warm-up in a few words, such as `gradual, 5 epochs`."""
+    """Return a short text for the warm-up, such as `gradual, 5 epochs`."""
     name = run.settings.get("schedule.warmup.name")
     if name is None:
         return "not recorded"
@@ -125,7 +125,7 @@ def warmup_text(run: ComparedRun) -> str:
 
 
 def number(text: str | None) -> float | None:
-    """The number that a setting's text is; None where it is none."""
+    """Return the number in a setting's text; None if the text is not a number."""
     try:
         value = float(text) if text is not None else math.nan
     except ValueError:
@@ -137,7 +137,7 @@ def _trouble(run: ComparedRun) -> str:
     if run.is_diverged:
         return f"diverged: {run.diverged}"
     losses = [value for value in run.history.get("train/loss", []) if value is not None]
-    # The loss of weights that were trained before is low from the first epoch on, and may end a little above that.
+    # With pretrained weights the loss is low from the first epoch on, and may end slightly above that.
     is_new = "warm_start.source" not in run.settings
     if is_new and len(losses) > 1 and losses[-1] > losses[0]:
         return f"diverged: the training loss ended above its first epoch's, {losses[-1]:.4g} > {losses[0]:.4g}"

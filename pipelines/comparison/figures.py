@@ -1,4 +1,4 @@
-"""Plots of a comparison, each in a light and a dark scheme."""
+"""The plots of a comparison, each in a light and a dark scheme."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from pipelines.dataset.report.figures import plot as themed_plot
 from pipelines.tracking.metrics import is_lower_better
 
 PALETTE = ("#3b7dd8", "#e07b1a", "#2f9e62", "#d24a4a", "#8e63c9", "#1499a6", "#c2559b", "#94832f")
-"""Colours that are told apart on white and on black."""
+"""Colours that are easy to distinguish on white and on black."""
 GREY = "#8d96a3"
 WIDE, NARROW = 680, 344
 """Widths of a plot on a desktop and on a phone, in CSS pixels."""
@@ -33,12 +33,12 @@ _FOLLOWS_THE_BATCH = (
     "optimizer.learning_rate_per_256",
     "optimizer.scaling",
 )
-"""Settings of which the best one is taken at each batch size."""
+"""Settings whose best value is used at each batch size."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What a curve is drawn over."""
+    """The horizontal axis of a curve."""
 
     column: str
     label: str
@@ -53,17 +53,17 @@ BYTES = Axis(PAYLOAD, "bytes given by one rank")
 
 @dataclass(frozen=True)
 class Variant:
-    """The best group at each batch size, of groups that agree in everything that does not follow from it."""
+    """The best group at each batch size, among groups that agree in all settings that do not depend on it."""
 
     label: str
     points: tuple[tuple[int, Spread], ...]
     """Global batch size and score."""
     diverged: tuple[int, ...]
-    """Batch sizes at which no training ended well, and one or more diverged."""
+    """Batch sizes at which no training ended well and at least one diverged."""
 
 
 def colors_of(groups: Sequence[Group], metric: str) -> dict[int, str]:
-    """Colour by number of the group: the best ones have one of their own, the others are grey."""
+    """Return the colour by number of the group: the best groups have their own colours, the others are grey."""
     best = sorted(groups, key=lambda group: _rank(group, metric))[: len(PALETTE)]
     shown = sorted(group.number for group in best)
     return {group.number: GREY for group in groups} | dict(zip(shown, PALETTE, strict=False))
@@ -79,7 +79,7 @@ class Line:
 
 
 def lines_over(groups: Sequence[Group], name: str, axis: Axis, colors: dict[int, str]) -> list[Line]:
-    """Return one metric of every training that has recorded it, those in grey first, so that the others cover them."""
+    """Return one metric of every training that recorded it; grey lines come first, so that the others cover them."""
     return [
         Line(colors[group.number], points, facts.is_diverged)
         for group in sorted(groups, key=lambda group: colors[group.number] != GREY)
@@ -89,7 +89,7 @@ def lines_over(groups: Sequence[Group], name: str, axis: Axis, colors: dict[int,
 
 
 def curves(groups: Sequence[Group], name: str, axis: Axis, colors: dict[int, str]) -> Plot | None:
-    """Draw one metric of every training by samples, time or bytes; None where nothing is recorded."""
+    """Draw one metric of every training by samples, time or bytes; return None if nothing is recorded."""
     lines = lines_over(groups, name, axis, colors)
     if not any(len(line.points) > 1 for line in lines):
         return None
@@ -97,7 +97,7 @@ def curves(groups: Sequence[Group], name: str, axis: Axis, colors: dict[int, str
 
 
 def draw_lines(plot: Axes, scheme: Colors, lines: Sequence[Line], name: str, axis: Axis) -> None:
-    """Draw one metric of several trainings, one or more, over an axis; a cross is where one diverged."""
+    """Draw one metric of one or more trainings over an axis; a cross marks a divergence."""
     for line in lines:
         xs, ys = [x for x, _ in line.points], [y for _, y in line.points]
         width, alpha = (0.8, 0.6) if line.color == GREY else (1.5, 1.0)
@@ -114,13 +114,13 @@ def draw_lines(plot: Axes, scheme: Colors, lines: Sequence[Line], name: str, axi
         plot.xaxis.set_major_locator(MaxNLocator(5))
     plot.xaxis.set_major_formatter(EngFormatter(sep=""))
     _limit(plot, [[y for _, y in line.points] for line in lines], name)
-    # Without quarters, which need a digit more: the numbers would push the label out of the picture.
+    # Steps of 2.5 need one more digit: the numbers would push the label out of the picture.
     plot.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     _label(plot, scheme, axis.label, name)
 
 
 def variants_of(part: Part, metric: str) -> list[Variant]:
-    """Return the score by batch size, one series for each choice of everything that does not follow from it."""
+    """Return the score by batch size, one series for each choice of the settings that do not depend on it."""
     keys = [key for key in part.differing if key not in _FOLLOWS_THE_BATCH]
     telling: dict[tuple[str | None, ...], list[Group]] = {}
     for group in part.groups:
@@ -132,12 +132,12 @@ def variants_of(part: Part, metric: str) -> list[Variant]:
 
 
 def variant_colors(variants: Sequence[Variant]) -> list[str]:
-    """Colour of each series; grey behind the first ones."""
+    """Return the colour of each series; the series after the first ones are grey."""
     return [PALETTE[place] if place < len(PALETTE) else GREY for place in range(len(variants))]
 
 
 def over_batch(variants: Sequence[Variant], metric: str, width: int) -> Plot:
-    """Draw the score by global batch size, with the deviation over seeds; a cross below is a batch that diverged."""
+    """Draw the score by global batch size, with the deviation over seeds; a cross below marks a diverged batch size."""
     sizes = sorted({size for each in variants for size in [*(size for size, _ in each.points), *each.diverged]})
 
     def draw(plot: Axes, scheme: Colors) -> None:
@@ -161,7 +161,7 @@ def over_batch(variants: Sequence[Variant], metric: str, width: int) -> Plot:
 
 
 def worker_counts(groups: Sequence[Group]) -> set[int]:
-    """The numbers of workers that `over_workers` shows: trainings that changed theirs have none."""
+    """Return the numbers of workers that `over_workers` shows: trainings that changed their number are left out."""
     return {count for _, count, _ in _timed(groups)}
 
 
@@ -174,7 +174,7 @@ def over_workers(groups: Sequence[Group], colors: dict[int, str], width: int) ->
         for count, rate, color in timed:
             plot.plot([count], [rate], "o", color=color, markersize=6)
         fewest = max(rate for count, rate, _ in timed if count == workers[0])
-        counts = np.geomspace(workers[0], workers[-1], 50)  # a line of constant efficiency is bent over a log axis
+        counts = np.geomspace(workers[0], workers[-1], 50)  # a line of constant efficiency is curved on a log axis
         plot.plot(counts, fewest * counts / workers[0], "--", color=scheme.text, linewidth=0.9)
         plot.set_xscale("log", base=2)
         plot.set_xticks(workers, [str(count) for count in workers])
@@ -186,7 +186,7 @@ def over_workers(groups: Sequence[Group], colors: dict[int, str], width: int) ->
 
 
 def _timed(groups: Sequence[Group]) -> list[tuple[Group, int, float]]:
-    """Groups with one number of workers and a rate: both beside each."""
+    """Return the groups with one number of workers and a rate, together with both values."""
     rates = [(group, group.first.workers, group.spread(lambda facts: facts.images_per_second)) for group in groups]
     return [(group, workers, rate.mean) for group, workers, rate in rates if workers and rate]
 
@@ -214,7 +214,7 @@ def _points(run: ComparedRun, name: str, axis: Axis) -> list[tuple[float, float]
 
 
 def _limit(plot: Axes, series: Sequence[Sequence[float]], name: str) -> None:
-    """Show what matters of losses: one that explodes would press all the rest together."""
+    """Limit the range of losses: one that explodes would compress all others."""
     if is_lower_better(name):
         highest = max(values[0] for values in series)
         lowest = min(min(values) for values in series)

@@ -1,4 +1,4 @@
-"""The results file of a grid: JSON lines, one for each finished cell, small enough to be committed."""
+"""The results file of a grid: JSON lines, one for each finished cell, small enough to commit."""
 
 import errno
 import fcntl
@@ -22,45 +22,45 @@ _log = logging.getLogger(__name__)
 
 
 class GridLine(BaseModel):
-    """A grid was begun, perhaps on another machine."""
+    """The start of a grid, perhaps on another machine."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     format_version: Literal[1] = VERSION
     kind: Literal["grid"] = "grid"
     parent: str
-    """MLflow run of which the cells' runs are children."""
+    """MLflow run that is the parent of the cells' runs."""
     experiment: str
 
 
 class CellLine(BaseModel):
-    """A cell has ended."""
+    """The end of a cell."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     format_version: Literal[1] = VERSION
     kind: Literal["cell"] = "cell"
     cell: str
-    """Digest of everything that decides what comes out of the cell."""
+    """Digest of all inputs that determine the result of the cell."""
     status: Literal["finished", "diverged", "failed"]
     settings: dict[str, Any]
-    """What the grid sets."""
+    """Settings of the grid."""
     error: str = ""
-    """Why the cell did not finish, in one line."""
+    """Reason why the cell did not finish, in one line."""
     seconds: float
-    """Seconds from its start to its end, start of workers and evaluation included."""
+    """Seconds from the start to the end of the cell, including the start of workers and the evaluation."""
     resumed: bool = False
-    """Whether it continued an interrupted training, of which `seconds` are then only the last part."""
+    """Whether the cell resumed an interrupted training; then `seconds` are only its last part."""
     epochs: int = Field(gt=0)
-    """Epochs that were to be trained."""
+    """Configured number of epochs."""
     metrics: dict[str, float] = {}
     """Metrics of the epoch whose weights the model has."""
     run: ComparedRun | None = None
-    """Its training, with a thinned history; None where no run was made."""
+    """Training of the cell, with a thinned history; None if no run was created."""
 
     @property
     def is_done(self) -> bool:
-        """Whether the cell need not be trained again: a failure of the machinery may be another time's success."""
+        """Whether the cell need not be trained again; after an infrastructure failure, another attempt may succeed."""
         return self.status != "failed"
 
 
@@ -69,13 +69,13 @@ _BEGINNING = b'{"format_version":1,"kind":"'
 
 
 class ResultsFile:
-    """A results file that a grid appends to; one process at a time."""
+    """A results file to which one process at a time appends."""
 
     def __init__(self, path: Path) -> None:
-        """Open or make the file, and cut off a last line that was half written when its process died.
+        """Open or create the file, and cut off an incomplete last line of a dead process.
 
         Raises:
-            ValueError: It cannot be written, another grid writes to it, or it is another kind of file.
+            ValueError: The file cannot be written, another grid writes to it, or it is of another kind.
         """
         with os_errors_as(ValueError, f"--results {path} cannot be written"):
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
@@ -101,11 +101,11 @@ class ResultsFile:
 
     @property
     def parents(self) -> list[GridLine]:
-        """Every beginning, the newest last."""
+        """The lines of all starts, the newest last."""
         return [line for line in self.lines if isinstance(line, GridLine)]
 
     def append(self, line: GridLine | CellLine) -> None:
-        """Add a line in one write; it is on the disk when this returns.
+        """Append a line in one write; it is on the disk when this returns.
 
         Raises:
             OSError: The disk is full or cannot be written.
@@ -126,16 +126,16 @@ class ResultsFile:
             os.ftruncate(self._file, end)
 
     def close(self) -> None:
-        """Let another process write."""
+        """Close the file, so that another process can write."""
         os.close(self._file)
 
 
 def read_lines(path: Path) -> list[GridLine | CellLine]:
-    """Read a results file; a last line without its end is left out, as its process died while it wrote.
+    """Read a results file without an incomplete last line, whose process died during the write.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is another kind of file; names the line.
+        ValueError: The file is of another kind; the text contains the line.
     """
     with os_errors_as(FileNotFoundError, f"--results {path} cannot be read"):
         data = path.read_bytes()
@@ -148,7 +148,7 @@ def read_lines(path: Path) -> list[GridLine | CellLine]:
             raise ValueError(f"--results {path}, line {number}, is no result of a grid: {problem_of(error)}") from None
     rest = data[end:]
     if rest:
-        with suppress(ValidationError):  # else it was cut short
+        with suppress(ValidationError):  # the line may be incomplete
             lines.append(_LINE.validate_json(rest))
             return lines
         if rest[: len(_BEGINNING)] != _BEGINNING[: len(rest)]:
@@ -157,7 +157,7 @@ def read_lines(path: Path) -> list[GridLine | CellLine]:
 
 
 def cells_of(lines: Sequence[GridLine | CellLine]) -> dict[str, CellLine]:
-    """The last line of each cell, by digest."""
+    """Return the last line of each cell, by digest."""
     return {line.cell: line for line in lines if isinstance(line, CellLine)}
 
 
@@ -167,11 +167,11 @@ def runs_of(lines: Sequence[GridLine | CellLine], source: str) -> list[ComparedR
 
 
 def estimated_seconds(settings: Mapping[str, Any], epochs: int, finished: Sequence[CellLine]) -> float | None:
-    """Estimate the time of a cell from the finished ones that have most of its settings; None where there is none.
+    """Estimate the time of a cell from the finished cells with most of its settings; return None without such cells.
 
     Args:
-        settings: What the grid sets in the cell.
-        epochs: Epochs to be trained.
+        settings: Settings of the grid in the cell.
+        epochs: Number of epochs to train.
         finished: Lines of cells.
     """
     timed = [line for line in finished if line.status == "finished" and not line.resumed]

@@ -1,4 +1,4 @@
-"""Trainings that differ in nothing but their seed, and what differs between these groups."""
+"""The groups of trainings that differ only in their seed, and the differences between groups."""
 
 import math
 import statistics
@@ -23,7 +23,7 @@ _FIRST = (
     "schedule.warmup.name",
     "training.precision",
 )
-"""Settings by which groups are told apart where they do."""
+"""Settings that a label contains if the groups differ in them."""
 _WORDS = {
     "global_batch_size": "batch",
     "launch.num_workers": "workers",
@@ -34,13 +34,13 @@ _WORDS = {
 _SELF_EXPLAINING = ("optimizer.name", "training.precision", "model.name")
 _ALWAYS_NAMED = ("optimizer.name", "global_batch_size")
 _USUAL = 2 / 3
-"""Part of the groups that must share a value of another setting, so that labels name only the other values."""
+"""Fraction of groups that must share a value of another setting, so that labels contain only the other values."""
 _ABSENT = "not set"
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean over seeds."""
+    """The mean and deviation over seeds."""
 
     mean: float
     deviation: float | None
@@ -50,10 +50,10 @@ class Spread:
 
 @dataclass(frozen=True)
 class Reached:
-    """What it took to come to a target, as means over the seeds that came there."""
+    """The cost of reaching a target, as means over the seeds that reached it."""
 
     seeds: int
-    """Number of seeds of which a training came there."""
+    """Number of seeds with a training that reached the target."""
     epochs: float
     steps: float
     samples: float | None
@@ -63,22 +63,22 @@ class Reached:
 
 @dataclass(frozen=True)
 class Group:
-    """Trainings on one dataset with the same settings but the seed."""
+    """The trainings on one dataset with the same settings except the seed."""
 
     number: int
-    """Place in the table, from 1."""
+    """Position in the table, from 1."""
     label: str
-    """The settings that tell it from the other groups."""
+    """Settings that distinguish the group from the others."""
     members: tuple[Facts, ...]
 
     @property
     def first(self) -> Facts:
-        """Any of them, for what all have in common."""
+        """The first training, for properties that all have in common."""
         return self.members[0]
 
     @property
     def settings(self) -> dict[str, str]:
-        """Their settings but the seed."""
+        """The settings of the trainings except the seed."""
         return {key: value for key, value in self.first.run.settings.items() if key != SEED}
 
     @property
@@ -88,7 +88,7 @@ class Group:
 
     @property
     def score(self) -> Spread | None:
-        """Best value of the metric over the epochs, of the trainings that ended well."""
+        """The best value of the metric over the epochs, for trainings that ended well."""
         return self.spread(lambda facts: facts.best)
 
     @property
@@ -98,7 +98,7 @@ class Group:
 
     @property
     def troubles(self) -> list[str]:
-        """What kept trainings from a score, each reason once."""
+        """The reasons why trainings have no score, each once."""
         return list(dict.fromkeys(facts.trouble for facts in self.members if facts.trouble))
 
     @property
@@ -107,7 +107,7 @@ class Group:
         return len({_seed(facts) for facts in self.members})
 
     def spread(self, value: Callable[[Facts], float | None]) -> Spread | None:
-        """Mean and deviation of a value over the seeds of trainings that ended well; None where there is none."""
+        """Return mean and deviation of a value over the seeds of trainings that ended well; None if there is none."""
         values = self._by_seed(value)
         if not values:
             return None
@@ -115,7 +115,7 @@ class Group:
         return Spread(statistics.fmean(values), deviation, len(values))
 
     def reached(self, metric: str, target: float) -> Reached | None:
-        """What it took to come to a value of the metric; None where no training that ended well did."""
+        """Return the cost of reaching a value of the metric; None if no training that ended well reached it."""
         rows = {facts.run.run_id: _first_row(facts.run, metric, target) or {} for facts in self.members}
 
         def of(column: str) -> list[float]:
@@ -134,7 +134,7 @@ class Group:
         )
 
     def _by_seed(self, value: Callable[[Facts], float | None]) -> list[float]:
-        """A value of each seed, the mean over its trainings that ended well and have one."""
+        """Return a value for each seed: the mean over its trainings that ended well and have the value."""
         found: dict[str, list[float]] = {}
         for facts in self.members:
             if facts.counts and (one := value(facts)) is not None:
@@ -143,13 +143,13 @@ class Group:
 
 
 def _seed(facts: Facts) -> str:
-    """The seed of a training; one that is not recorded is like no other."""
+    """Return the seed of a training; a training without a recorded seed gets a unique one."""
     return facts.run.settings.get(SEED, facts.run.run_id)
 
 
 @dataclass(frozen=True)
 class Part:
-    """The groups of one dataset, which alone may be compared."""
+    """The groups of one dataset: only these may be compared."""
 
     dataset: str
     archive: str
@@ -157,11 +157,11 @@ class Part:
     differing: tuple[str, ...]
     """Settings that are not the same in all groups."""
     common: int
-    """Number of those that are."""
+    """Number of settings that are the same in all groups."""
 
     @cached_property
     def baselines(self) -> dict[tuple[tuple[str, str], ...], Group]:
-        """The group that speed-up is from, by network; a network without times has none."""
+        """The baseline group of the speed-up, by network; a network without times has none."""
         timed = [group for group in self.groups if group.spread(lambda facts: facts.images_per_second)]
         timed.sort(
             key=lambda group: (group.first.workers or math.inf, group.first.global_batch_size or math.inf, group.number)
@@ -170,7 +170,7 @@ class Part:
 
 
 def parts_of(runs: Sequence[ComparedRun], metric: str) -> list[Part]:
-    """Sort trainings into groups, by dataset; within one, by optimizer, batch size, workers and the rest."""
+    """Sort trainings into groups, by dataset, and then by optimizer, batch size, workers and the other settings."""
     datasets: dict[str, list[Facts]] = {}
     for run in with_defaults(runs):
         datasets.setdefault(run.dataset, []).append(facts_of(run, metric))
@@ -194,9 +194,9 @@ def _part(dataset: str, members: Sequence[Facts]) -> Part:
 
 
 def labels_of(settings: Sequence[dict[str, str]], differing: Sequence[str]) -> list[str]:
-    """Return the settings that tell each of several choices from the others, in a few words.
+    """Return short labels with the settings that distinguish each of several choices from the others.
 
-    A value that most of them have is left out, as its absence says it; optimizer and batch size are always named.
+    A value that most choices share is left out; labels always contain optimizer and batch size.
     """
     keys = telling_keys(settings, differing)
     usual = {}
@@ -212,7 +212,7 @@ def labels_of(settings: Sequence[dict[str, str]], differing: Sequence[str]) -> l
 
 
 def telling_keys(settings: Sequence[dict[str, str]], differing: Sequence[str]) -> list[str]:
-    """The first keys that together tell all of the settings apart."""
+    """Return the first keys that together distinguish all settings."""
     chosen: list[str] = []
     last = 1
     for key in differing:
@@ -224,7 +224,7 @@ def telling_keys(settings: Sequence[dict[str, str]], differing: Sequence[str]) -
 
 
 def word_of(key: str) -> str:
-    """A short name of a setting."""
+    """Return a short name of a setting."""
     last = key.removesuffix(".name").rpartition(".")[2]
     return _WORDS.get(key, last.replace("_", " "))
 
@@ -234,7 +234,7 @@ def _words(key: str, value: str | None) -> str:
 
 
 def best_group(groups: Sequence[Group], metric: str) -> Group | None:
-    """The group with the best mean score."""
+    """Return the group with the best mean score."""
     best: Group | None = None
     for group in groups:
         score, than = group.score, best.score if best else None
@@ -244,7 +244,7 @@ def best_group(groups: Sequence[Group], metric: str) -> Group | None:
 
 
 def default_target(groups: Sequence[Group], metric: str) -> float | None:
-    """A value that is nearly the best: 5 % below the best score, or 5 % above the lowest loss."""
+    """Return a value near the best: 5 % below the best score, or 5 % above the lowest loss."""
     best = best_group(groups, metric)
     if best is None or best.score is None:
         return None
@@ -253,7 +253,7 @@ def default_target(groups: Sequence[Group], metric: str) -> float | None:
 
 
 def baseline_of(part: Part, group: Group) -> Group | None:
-    """The group of the same network that speed-up is from: the fewest workers, then the smallest global batch."""
+    """Return the baseline of the same network: the group with the fewest workers, then the smallest global batch."""
     return part.baselines.get(_network(group))
 
 

@@ -1,4 +1,4 @@
-"""What a comparison shows in a notebook: a table, curves, and both as HTML."""
+"""The view of a comparison in a notebook: a table, curves, and both as HTML."""
 
 import base64
 import html
@@ -35,14 +35,14 @@ _LEGEND_LETTERS = 60
 
 
 def table_of(parts: Sequence[Part], metric: str, targets: Sequence[float | None]) -> "pandas.DataFrame":
-    """Return a row per group, numbers in full, as `table.csv` has them."""
+    """Return a row per group with full numbers, as in `table.csv`."""
     import pandas
 
     return pandas.DataFrame(table_rows(parts, metric, targets))
 
 
 def curves_of(parts: Sequence[Part], metric: str) -> CellFigure:
-    """Plot the metric of every training, by samples seen and by time of training; a row of plots per dataset."""
+    """Plot the metric of every training by samples seen and by training time, with a row of plots per dataset."""
     figure = CellFigure(figsize=(_WIDTH_INCHES, _HEIGHT_INCHES * len(parts)), layout="constrained")
     for plots, part in zip(figure.subplots(len(parts), 2, squeeze=False), parts, strict=True):
         colors = figures.colors_of(part.groups, metric)
@@ -62,7 +62,7 @@ def curves_of(parts: Sequence[Part], metric: str) -> CellFigure:
 
 
 def html_of(parts: Sequence[Part], metric: str, notes: Sequence[str]) -> str:
-    """Return notes, recipe and score of each group, and the curves as HTML."""
+    """Return notes, the recipe and score of each group, and the curves as HTML."""
     import pandas
 
     picture = io.BytesIO()

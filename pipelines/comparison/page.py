@@ -1,4 +1,4 @@
-"""Makes the page of a comparison, which needs no other file."""
+"""The page of a comparison, in one file without others."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,10 +33,10 @@ def comparison_page(
     Args:
         parts: The groups, by dataset.
         runs: All trainings.
-        metric: What they are compared by.
-        targets: Value of the metric to come to, for each part; None: there is none.
-        title: Names the experiments and files.
-        notes: What a reader must know before the figures; each is a sentence.
+        metric: Metric of the comparison.
+        targets: Value of the metric to reach, for each part; None: there is none.
+        title: Title with the experiments and files.
+        notes: Notes that a reader must know before the figures; each is a sentence.
     """
     dates = sorted(run.started[:10] for run in runs)
     return render(
@@ -55,7 +55,7 @@ def comparison_page(
 
 
 def notes_of(parts: Sequence[Part], metric: str) -> list[str]:
-    """What a reader must know before figures of this metric; each is a sentence."""
+    """Return the notes that a reader must know before figures of this metric; each is a sentence."""
     members = [facts for part in parts for group in part.groups for facts in group.members]
     notes = []
     for part in parts:

@@ -1,4 +1,4 @@
-"""One training as a comparison sees it, small enough to be a line of a file."""
+"""One training in a comparison, small enough for a line of a file."""
 
 import math
 import statistics
@@ -14,7 +14,7 @@ from pipelines.tracking.store.recorded import DIVERGED_TAG, RecordedRun
 EPOCH, STEP, SECONDS, PAYLOAD = "epoch", "step", "seconds", "payload_bytes"
 """Columns of a history: epochs, optimizer steps, seconds of training and payload bytes of one rank since the start."""
 SCORES = ("val/top_1", "val/f1_micro", "val/loss")
-"""The metrics that a comparison is by, where none is chosen: the first one that the trainings have."""
+"""Default metrics of a comparison: the first one that the trainings have is used."""
 CURVE_GROUPS = (VALIDATION_GROUP, AVERAGED_GROUP)
 _TOTAL_PAYLOAD = "exchange/payload_bytes_total"
 CURVES = ("train/loss", "speed/images_per_second", _TOTAL_PAYLOAD)
@@ -30,8 +30,8 @@ _FURTHER = (
     "launch.threads_per_worker",
 )
 DEFAULT_READER = {f"reader.{key}": str(ReaderConfig.default(key)) for key in ("name", "cache_limit_gib")}
-"""Settings on which the order of samples may depend, and their defaults, which are left out."""
-# Those that say where, not what; and two that only make up the global batch size.
+"""Settings that may change the order of samples, and their defaults, which are left out."""
+# These settings are locations, or (two of them) only factors of the global batch size.
 _LEFT_OUT = (
     "training.output",
     "training.resume_run",
@@ -55,15 +55,15 @@ class ComparedRun(BaseModel):
     run_id: str
     name: str
     source: str
-    """Experiment or file from which it was read."""
+    """Experiment or file that contains the training."""
     status: str
-    """MLflow's: FINISHED, FAILED, KILLED or RUNNING."""
+    """Status in MLflow: FINISHED, FAILED, KILLED or RUNNING."""
     started: str
     """Date and time in UTC."""
     diverged: str = ""
-    """Rank and step at which loss, gradient or weights were not finite any more; empty where they were to the end."""
+    """Rank and step at which loss, gradient or weights became non-finite; empty if they stayed finite."""
     settings: dict[str, str]
-    """The settings that can change what comes out, by key; those that are not set are left out."""
+    """Settings that can change the result, by key; unset ones are left out."""
     metrics: dict[str, float]
     """Last value of each metric."""
     history: dict[str, Column]
@@ -78,23 +78,23 @@ class ComparedRun(BaseModel):
 
     @property
     def dataset(self) -> str:
-        """Fingerprint of the dataset."""
+        """The fingerprint of the dataset."""
         return self.settings.get("dataset_fingerprint", "")
 
     @property
     def is_diverged(self) -> bool:
-        """Whether the run ended because it diverged; one that was resumed and finished did not."""
+        """Whether the run ended because it diverged; a run that was resumed and finished did not."""
         return bool(self.diverged) and self.status != "FINISHED"
 
 
 def compared_run(run: RecordedRun, source: str, *, epochs_kept: int | None = None) -> ComparedRun:
-    """Take from a recorded run what a comparison needs.
+    """Return the data of a recorded run that a comparison needs.
 
     Args:
         run: The run.
-        source: Experiment or file from which it was read.
-        epochs_kept: Rows of the history that are kept, spread evenly, those with the best of each score or loss, and
-            those in which the usual score was higher than before; None: all.
+        source: Experiment or file that contains the run.
+        epochs_kept: Number of evenly spaced rows of the history to keep. Rows with the best value of a score or loss,
+            or in which the usual score rises above all before, also stay. None: all rows.
     """
     return ComparedRun(
         run_id=run.run_id,
@@ -110,7 +110,7 @@ def compared_run(run: RecordedRun, source: str, *, epochs_kept: int | None = Non
 
 
 def _settings(run: RecordedRun) -> dict[str, str]:
-    """The settings of a run. One that a resumed run has changed has all of its values: `0.1, 0.5 from step 16`."""
+    """Return the settings of a run. A setting that a resume changed has all its values: `0.1, 0.5 from step 16`."""
     settings = dict(run.parameters)
     for key, text in run.later_values.items():
         settings[key] = f"{settings[key]}, {text}" if settings.get(key) else text
@@ -118,7 +118,7 @@ def _settings(run: RecordedRun) -> dict[str, str]:
 
 
 def kept_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that can change what comes out of a training, without those that are not set."""
+    """Return the settings that can change the result of a training, without unset ones."""
     return {
         key: value
         for key, value in sorted(settings.items())
@@ -129,14 +129,14 @@ def kept_settings(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def best_row(values: Sequence[float | None], metric: str) -> int | None:
-    """Index of the best value of a metric, the first one of equals; None where there is none."""
+    """Return the index of the best value of a metric, the first one if equal; None if there is none."""
     rows = [row for row, value in enumerate(values) if value is not None]
     sign = 1 if is_lower_better(metric) else -1
     return min(rows, key=lambda row: sign * (values[row] or 0.0), default=None)
 
 
 def _history(run: RecordedRun) -> dict[str, Column]:
-    """Make columns by epoch, whose ends are the steps of the training loss."""
+    """Return the columns by epoch; epochs end at the steps of the training loss."""
     steps = [point.step for point in run.curves.get("train/loss", [])]
     columns: dict[str, Column] = {EPOCH: [float(row + 1) for row in range(len(steps))]}
     columns[STEP] = [float(step) for step in steps]
@@ -150,9 +150,9 @@ def _history(run: RecordedRun) -> dict[str, Column]:
 
 
 def _seconds(run: RecordedRun, steps: Sequence[int]) -> Column:
-    """Seconds of training at each epoch's end, without start, evaluation and interruptions: samples by their rate.
+    """Return the seconds of training at each epoch's end (samples / rate), without start, evaluation and interruptions.
 
-    An epoch without a rate, because it was resumed after its last step, has the usual one.
+    An epoch has no rate if it was resumed after its last step; then the median rate is used.
     """
     batch = float(run.parameters.get("global_batch_size", "nan"))
     rates = {point.step: point.value for point in run.curves.get("speed/images_per_second", []) if point.value > 0}
@@ -166,7 +166,7 @@ def _seconds(run: RecordedRun, steps: Sequence[int]) -> Column:
 
 
 def _payload(run: RecordedRun, steps: Sequence[int]) -> Column:
-    """Bytes that one rank gave to the collective by each epoch's end."""
+    """Return the bytes that one rank passed to the collective until each epoch's end."""
     totals = {point.step: point.value for point in run.curves.get(_TOTAL_PAYLOAD, [])}
     return [_finite(totals.get(step)) for step in steps]
 
@@ -175,19 +175,19 @@ def _thinned(history: dict[str, Column], rows: int | None) -> dict[str, Column]:
     count = len(history[STEP])
     if rows is None or count <= rows:
         return history
-    # The first epoch's loss tells a training that diverged.
+    # The first epoch's loss identifies a diverged training.
     kept = {0, *(round((number + 1) * count / rows) - 1 for number in range(rows))}
     for name, column in history.items():
         is_value = name == "train/loss" or name.partition("/")[0] in CURVE_GROUPS
         if is_value and (best := best_row(column, name)) is not None:
             kept.add(best)
-        if name in SCORES and not is_lower_better(name):  # when a score was first reached stays exact
+        if name in SCORES and not is_lower_better(name):  # keeps exact when a score was first reached
             kept |= _rises(column)
     return {name: [column[row] for row in sorted(kept)] for name, column in history.items()}
 
 
 def _rises(column: Column) -> set[int]:
-    """Rows with a higher value than all before."""
+    """Return the rows with a higher value than all before."""
     rows, highest = set(), -math.inf
     for row, value in enumerate(column):
         if value is not None and value > highest:
@@ -205,5 +205,5 @@ def _finite(value: float | None) -> float | None:
 
 
 def _short(value: float) -> float:
-    """The value with as many digits as a comparison shows; whole numbers as they are."""
+    """Return the value with the digits that a comparison shows; whole numbers stay unchanged."""
     return value if value == int(value) else float(f"{value:.{_DIGITS}g}")

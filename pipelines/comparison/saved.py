@@ -1,4 +1,4 @@
-"""Trainings in files: those that `compare --save` wrote, perhaps on another machine."""
+"""Trainings in files that `compare --save` wrote, perhaps on another machine."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from pipelines.storage.whole_files import os_errors_as, write_whole
 
 _VERSION: Literal[1] = 1
 SAVED_MARK = b'"runs": ['
-"""What every file of trainings has near its beginning."""
+"""Bytes near the beginning of every file of trainings."""
 
 
 class _SavedRuns(BaseModel):
@@ -22,10 +22,10 @@ class _SavedRuns(BaseModel):
 
 
 def save_runs(runs: Sequence[ComparedRun], path: Path) -> None:
-    """Write trainings as JSON, completely or not at all.
+    """Write trainings as JSON atomically.
 
     Raises:
-        ValueError: The file cannot be written, or is there and holds something else.
+        ValueError: The file cannot be written, or it exists with other content.
     """
     if path.is_file() and path.stat().st_size:
         read_runs(path)  # refuses another kind of file, such as the results of a grid
@@ -34,11 +34,11 @@ def save_runs(runs: Sequence[ComparedRun], path: Path) -> None:
 
 
 def read_runs(path: Path) -> list[ComparedRun]:
-    """Read what `save_runs` wrote.
+    """Read a file of `save_runs`.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is another kind of file, or damaged.
+        ValueError: The file is of another kind or damaged.
     """
     with os_errors_as(FileNotFoundError, f"{path} cannot be read"):
         text = path.read_bytes()
@@ -50,17 +50,17 @@ def read_runs(path: Path) -> list[ComparedRun]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file completely or not at all.
+    """Write a file atomically.
 
     Raises:
-        ValueError: It cannot be written.
+        ValueError: The file cannot be written.
     """
     with os_errors_as(ValueError, f"{path} cannot be written"):
         write_whole(path, text.encode())
 
 
 def problem_of(error: ValidationError) -> str:
-    """The first problem of a file, in one line."""
+    """Return the first problem of a file, in one line."""
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))
     return f"{place}: {first['msg']}" if place else str(first["msg"])

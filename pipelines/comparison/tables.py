@@ -1,4 +1,4 @@
-"""Tables of a comparison, for its page and as CSV."""
+"""The tables of a comparison, for its page and as CSV."""
 
 import csv
 import io
@@ -11,15 +11,15 @@ from pipelines.comparison.run import SEED
 from pipelines.dataset.report.tables import shorten
 
 UNKNOWN = "-"
-"""Stands for what is not recorded."""
+"""Text for a value that is not recorded."""
 CSV_MARK = b"dataset,group,"
-"""What the tables begin with."""
+"""First bytes of the tables."""
 _DIFFERING = 40
 _LONG = 120
 
 
 def recipe_rows(part: Part) -> list[dict[str, Any]]:
-    """Recipe, score, time and bytes of each group, as the page shows them."""
+    """Return recipe, score, time and bytes of each group, as the page shows them."""
     return [
         {
             "number": group.number,
@@ -52,7 +52,7 @@ def recipe_rows(part: Part) -> list[dict[str, Any]]:
 
 
 def _mark(group: Group) -> str:
-    """What kept trainings of the group from a score, the first reason, and how many of them."""
+    """Return the first reason why trainings of the group have no score, and how many trainings it affects."""
     if not group.troubles:
         return ""
     reason, count = group.troubles[0], len(group.members)
@@ -61,7 +61,7 @@ def _mark(group: Group) -> str:
 
 
 def differing_rows(part: Part) -> dict[str, Any]:
-    """The settings that are not the same in all groups, and nothing else."""
+    """Return only the settings that are not the same in all groups."""
     keys = part.differing[:_DIFFERING]
     return {
         "keys": [{"name": key, "word": word_of(key)} for key in keys],
@@ -77,7 +77,7 @@ def differing_rows(part: Part) -> dict[str, Any]:
 
 
 def target_rows(part: Part, metric: str, target: float) -> list[dict[str, Any]]:
-    """What it took each group to come to the target, the fastest first; those that never came there at the end."""
+    """Return each group's cost of reaching the target, the fastest first; groups that did not reach it are last."""
     rows = [(group, group.reached(metric, target)) for group in part.groups]
     longest = max((reached.seconds or 0.0 for _, reached in rows if reached), default=0.0) or 1.0
     shown = [
@@ -100,12 +100,12 @@ def target_rows(part: Part, metric: str, target: float) -> list[dict[str, Any]]:
 
 
 def table_csv(parts: Sequence[Part], metric: str, target_of: Sequence[float | None]) -> str:
-    """The table as CSV."""
+    """Return the table as CSV."""
     return _csv(table_rows(parts, metric, target_of))
 
 
 def table_rows(parts: Sequence[Part], metric: str, target_of: Sequence[float | None]) -> list[dict[str, Any]]:
-    """The table: a row per group, numbers in full; the settings that differ in columns of their own."""
+    """Return the table: a row per group with full numbers, and a column for each setting that differs."""
     differing = sorted({key for part in parts for key in part.differing})
     rows: list[dict[str, Any]] = []
     for part, target in zip(parts, target_of, strict=True):
@@ -143,7 +143,7 @@ def table_rows(parts: Sequence[Part], metric: str, target_of: Sequence[float | N
 
 
 def runs_csv(parts: Sequence[Part], metric: str) -> str:
-    """Every training as CSV, a row each, with all of its settings and last values."""
+    """Return every training as a row of CSV, with all its settings and last values."""
     rows: list[dict[str, Any]] = []
     for part in parts:
         for group in part.groups:
@@ -152,28 +152,28 @@ def runs_csv(parts: Sequence[Part], metric: str) -> str:
 
 
 def speedup(group: Group, baseline: Group | None) -> float | None:
-    """How many times as many samples a second as the baseline trains."""
+    """Return the ratio of samples per second to the baseline's."""
     ours = _mean(group.spread(lambda facts: facts.images_per_second))
     theirs = None if baseline is None else _mean(baseline.spread(lambda facts: facts.images_per_second))
     return ours / theirs if ours and theirs else None
 
 
 def efficiency(group: Group, baseline: Group | None) -> float | None:
-    """Speed-up by how many times as many workers there are; None where there are as many as in the baseline."""
+    """Return the speed-up divided by the ratio of workers; None if the baseline has the same number of workers."""
     gained, ours = speedup(group, baseline), group.first.workers
     theirs = baseline.first.workers if baseline else None
     return gained * theirs / ours if gained and ours and theirs and ours != theirs else None
 
 
 def score_text(score: Spread | None) -> str:
-    """Mean and deviation as text."""
+    """Return mean and deviation as text."""
     if score is None:
         return UNKNOWN
     return f"{score.mean:.4f}" + (f" ± {score.deviation:.4f}" if score.deviation is not None else "")
 
 
 def duration(seconds: float | None) -> str:
-    """A time as people say it."""
+    """Return a readable time."""
     if seconds is None:
         return UNKNOWN
     if seconds < 100:
@@ -183,14 +183,14 @@ def duration(seconds: float | None) -> str:
 
 
 def seconds_text(seconds: float | None) -> str:
-    """A short time as text."""
+    """Return a short time as text."""
     if seconds is None:
         return UNKNOWN
     return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def size_text(size: float | None) -> str:
-    """A number of bytes as text."""
+    """Return a number of bytes as text."""
     if size is None:
         return UNKNOWN
     for unit in ("B", "kB", "MB", "GB"):
@@ -202,7 +202,7 @@ def size_text(size: float | None) -> str:
 
 def _recipe_values(group: Group) -> dict[str, Any]:
     first = group.first
-    # A training that failed early says nothing of those whose scores and times stand beside these.
+    # A training that failed early does not represent the trainings with scores and times in the same row.
     longest = max(group.members, key=lambda facts: (facts.counts, facts.epochs))
     return {
         "batch": first.global_batch_size,
@@ -252,7 +252,7 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _safe(value: Any) -> Any:
-    """A value that a spreadsheet does not take for a formula; names come from files of other people."""
+    """Return a value that a spreadsheet does not read as a formula; names may come from files of other users."""
     formula = isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t") and number(value) is None
     return f"'{value}" if formula else value
 

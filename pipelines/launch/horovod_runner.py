@@ -1,4 +1,4 @@
-"""The API of Databricks' HorovodRunner, whose last runtime is 15.4, over this package's launcher: old notebooks run.
+"""The API of Databricks' HorovodRunner (last runtime 15.4) on this package's launcher, so that old notebooks run.
 
 hr = HorovodRunner(np=2, driver_log_verbosity="all")
 hr.run(train, learning_rate=0.1)
@@ -35,9 +35,9 @@ class HorovodRunner:
         """Describe the job.
 
         Args:
-            np: Number of ranks, one per Spark task, with the GPUs of a task. A negative number starts as many
-                processes on the driver's machine, and shows all that they print. Zero starts one rank for every slot.
-            driver_log_verbosity: Show all that the ranks print, or only what they log with `log_to_driver` and
+            np: Number of ranks, one per Spark task, with the GPUs of a task. A negative number starts that number of
+                processes on the driver's machine, and shows their whole output. Zero starts one rank for every slot.
+            driver_log_verbosity: Whether to show the whole output of the ranks, or only lines from `log_to_driver` and
                 `LogCallback`.
 
         Raises:
@@ -52,8 +52,8 @@ class HorovodRunner:
         """Run `main(**kwargs)` on every rank; return rank 0's value.
 
         Args:
-            main: The function. It may be given by name too, as `main`.
-            kwargs: Its arguments.
+            main: The function. It may also be given by name, as `main`.
+            kwargs: Arguments of the function.
 
         Raises:
             TypeError: There is no function, or there are several.
@@ -80,7 +80,7 @@ class HorovodRunner:
 
 
 def __getattr__(name: str) -> Any:
-    # Importing Keras takes ten seconds, which a driver that trains nothing should not spend.
+    # Importing Keras takes ten seconds, which a driver without training should not spend.
     if name == "LogCallback":
         from pipelines.launch.log_callback import LogCallback
 

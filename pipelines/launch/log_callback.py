@@ -9,22 +9,22 @@ from pipelines.launch.rank.report import log_to_driver
 
 
 class LogCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Shows on the driver when each epoch begins and ends, with its metrics; also each batch, where asked."""
+    """Shows the start and end of each epoch on the driver, with its metrics; on request also each batch."""
 
     def __init__(self, per_batch_log: bool = False) -> None:
-        """Show epochs, and batches where `per_batch_log`."""
+        """Show epochs, and also batches if `per_batch_log`."""
         super().__init__()
         self._per_batch_log = per_batch_log
         self._epoch = 0
         self._began = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Say that the epoch begins."""
+        """Show that the epoch begins."""
         self._epoch, self._began = epoch, time.monotonic()
         log_to_driver(f"epoch {epoch + 1} begins")
 
     def on_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Show the metrics of the batch, where `per_batch_log`."""
+        """Show the metrics of the batch if `per_batch_log`."""
         if self._per_batch_log:
             log_to_driver(f"epoch {self._epoch + 1}, batch {batch + 1}: {_metrics(logs)}")
 

@@ -1,4 +1,4 @@
-"""When the runner makes another attempt, after which wait and with how many ranks."""
+"""The rules for another attempt: when the runner makes one, after which wait and with how many ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,29 +19,29 @@ class Attempt:
     after: str = ""
     """Why the previous attempt failed, in one line."""
     grown: int = 0
-    """Number of attempts so far that ended because slots for all ranks were back: they do not count as failures."""
+    """Number of earlier attempts that ended because slots for all ranks became available: these are no failures."""
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """Only infrastructure failures are retried; exceptions of the function are not."""
+    """The retry policy: only infrastructure failures are retried, not exceptions of the function."""
 
     retries: int
     first_wait: float
-    """Seconds; doubled for each further attempt."""
+    """Seconds before the first further attempt; doubled for each later one."""
     allowed_sizes: Sequence[int]
     """Numbers of ranks that a further attempt may have when slots are lost."""
 
     def retries_after(self, attempt: Attempt, error: InfrastructureError) -> bool:
-        """Whether another attempt follows."""
+        """Return whether another attempt follows."""
         return attempt.number - attempt.grown <= self.retries and not isinstance(error, SparkGoneError)
 
     def wait_seconds(self, attempt: Attempt) -> float:
-        """How long to wait after a failed attempt."""
+        """Return the seconds to wait after a failed attempt."""
         return min(self.first_wait * 2.0 ** (attempt.number - attempt.grown - 1), _MAXIMUM_WAIT_SECONDS)
 
     def size(self, wanted: int, slots: int) -> int | None:
-        """Return the number of ranks that fits these slots: the wanted one or the largest allowed; None: none fits."""
+        """Return the number of ranks that fits the slots: `wanted` or the largest allowed; None: no number fits."""
         if slots >= wanted:
             return wanted
         return max((size for size in self.allowed_sizes if size <= slots), default=None)

@@ -1,4 +1,4 @@
-"""One Horovod rank per task of a Spark barrier stage, or per process of this machine, in one or several attempts."""
+"""Runs a Horovod rank per task of a Spark barrier stage, or per local process, in one or several attempts."""
 
 import io
 import logging
@@ -50,7 +50,7 @@ __all__ = ["Attempt", "BarrierRunner", "InfrastructureError", "LogToDriver", "St
 
 _OWN_OPEN_FILES = 200
 _GLOO_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
-_OWN_VERSION = imported_version()  # now: ranks are new processes, and import what the files are then
+_OWN_VERSION = imported_version()  # read now: ranks are new processes and import the files later
 _log = logging.getLogger(__name__)
 
 
@@ -89,36 +89,35 @@ class BarrierRunner:
             spark: Classic session whose executors have this package installed; None: processes of this machine.
             num_workers: Number of ranks, one per Spark task.
             gpus_per_worker: Number of GPUs that each rank sees, of those that Spark gives its task.
-            picks_gpu: Whether the function picks the GPU at its local rank by itself, as those for HorovodRunner do.
-                Each rank then sees the GPUs of all ranks of its host, in that order, where each has one.
+            picks_gpu: Whether the function picks the GPU at its local rank, as functions for HorovodRunner do. Each
+                rank then sees the GPUs of all ranks of its host, in the order of local ranks, if each rank has one.
             threads_per_worker: Number of TensorFlow's threads in each rank; None: the cores of its Spark task.
-            env: Further variables of the ranks' processes, which also have those of the driver that begin with
-                `HOROVOD_` or `NCCL_`, `KERAS_BACKEND`, `TF_USE_LEGACY_KERAS`, and those that say where MLflow is and
-                how to sign in (`MLFLOW_TRACKING_*`, `DATABRICKS_HOST`, `DATABRICKS_TOKEN`).
-            description: Text beside the job in Spark's web page.
-            log_to_driver: Which lines of the ranks are shown: all, rank 0's, only what they pass to
-                `pipelines.launch.rank.report.log_to_driver`, or none. A flood of lines is shown in part.
+            env: Further variables of the ranks' processes. They also get the driver's variables that begin with
+                `HOROVOD_` or `NCCL_`, `KERAS_BACKEND`, `TF_USE_LEGACY_KERAS`, and MLflow's address and credentials
+                (`MLFLOW_TRACKING_*`, `DATABRICKS_HOST`, `DATABRICKS_TOKEN`).
+            description: Text for the job in Spark's web page.
+            log_to_driver: Lines of the ranks that are shown: all, rank 0's, only lines passed to
+                `pipelines.launch.rank.report.log_to_driver`, or none. Too many lines a second are shown in part.
             log_folder: Folder for the whole log of each rank as `rank-<n>.log`; further attempts are appended.
-            start_timeout: Seconds that ranks wait for each other: to start, and for Gloo in one operation where the
-                function does not call `pipelines.launch.rank.membership.join`.
-            exchange_timeout: Seconds that Gloo waits in one operation, of ranks that have called `join`; None:
+            start_timeout: Seconds that ranks wait for each other at the start. Gloo waits as long in one operation if
+                the function does not call `pipelines.launch.rank.membership.join`.
+            exchange_timeout: Seconds that Gloo waits in one operation of ranks that have called `join`; None:
                 `start_timeout`.
             hang_timeout: Seconds without any `report`, `step_done` or `log_to_driver` after which a rank counts as
-                hung, and the attempt ends. Imports and the first step must fit too. None: a rank may be silent for
-                ever.
-            stop_grace: Seconds that ranks have to end after they were asked to; see
+                hung, and the attempt ends. Imports and the first step must fit into this time. None: no limit.
+            stop_grace: Seconds within which ranks must end after a request to stop; see
                 `pipelines.launch.rank.report.stop_requested`.
             retries: Number of further attempts. Only infrastructure failures are retried: a dead process, executor or
                 host, or a hang. Exceptions from your function are not.
-            retry_wait: Seconds before the first further attempt; doubled for each that follows, up to 300.
+            retry_wait: Seconds before the first further attempt; doubled for each later attempt, up to 300.
             allowed_sizes: Numbers of ranks that a further attempt may have when slots are lost; the largest that
                 fits is taken. Empty: `num_workers` only.
-            spares: Whether each task holds a second process that calls the function too and takes the rank's place
-                when its process dies, without another attempt. The function must use
+            spares: Whether each task has a spare process that also calls the function. When the rank's process dies,
+                the spare takes its place without another attempt. The function must use
                 `pipelines.launch.rank.membership`.
-            accept_unencrypted: Run although Spark is told to encrypt or authenticate; the error says what is not.
+            accept_unencrypted: Run although Spark must encrypt or authenticate; the error says what is unprotected.
             on_log: Called with `(rank, line)` for each line that is shown, instead of printing it.
-            on_report: Called with what ranks pass to `pipelines.launch.rank.report.report`, and their `rank`.
+            on_report: Called with the fields that ranks pass to `pipelines.launch.rank.report.report`, and the `rank`.
             on_attempt: Called before each attempt, when its ranks are about to start.
             on_ready: Called when all ranks of an attempt have started, before they call the function.
 
@@ -163,7 +162,7 @@ class BarrierRunner:
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run `function(*args, **kwargs)` on every rank; return rank 0's value, which may have any size.
 
-        The values of other ranks are not sent. A function that calls `sys.exit(0)` returns None.
+        Other ranks do not send their values. A function that calls `sys.exit(0)` returns None.
 
         Raises:
             ValueError: The function or an argument cannot be pickled.
@@ -174,14 +173,14 @@ class BarrierRunner:
         return self._run(function, args, kwargs, wanted=1)[0]
 
     def run_all(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
-        """Run the function as `run` does, and return every rank's value, in rank order."""
+        """Run the function as `run` does, and return the values of all ranks, in rank order."""
         return self._run(function, args, kwargs, wanted=None)
 
     def grow(self) -> None:
-        """Begin another attempt with all ranks, where the present one has fewer and slots for all of them are back.
+        """Begin another attempt with all ranks if the current one has fewer and slots for all are available again.
 
-        Call it from `on_report` when a stop costs little, as at the end of an epoch: the ranks are asked to stop, and
-        save their state. Such an attempt does not count as one of `retries`. Otherwise this does nothing.
+        The ranks are asked to stop, and save their state. So call this from `on_report` when a stop costs little, as at
+        the end of an epoch. Such an attempt does not count as one of `retries`. Otherwise this does nothing.
         """
         attempt, supervisor = self._attempt_now, self._supervisor
         if self._spark is None or attempt is None or supervisor is None or attempt.num_workers == self._num_workers:
@@ -197,10 +196,10 @@ class BarrierRunner:
     def _run(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], wanted: int | None
     ) -> list[Any]:
-        """The values of the first `wanted` ranks, or of all."""
+        """Return the values of the first `wanted` ranks; None: of all ranks."""
         try:
             payload = cloudpickle.dumps((function, args, kwargs))
-        except Exception as error:  # whatever a __reduce__ raises
+        except Exception as error:  # a __reduce__ may raise any exception
             raise ValueError(f"the function or an argument cannot be sent to the workers: {error}") from error
         _check_open_files(self._num_workers)
         with naming_a_dead_jvm(self._spark.sparkContext if self._spark is not None else None):
@@ -226,7 +225,7 @@ class BarrierRunner:
                     attempt = self._next(attempt, error)
 
     def _next(self, attempt: Attempt, error: InfrastructureError) -> Attempt:
-        """Wait, and return the attempt after a failed one, with the slots that are left."""
+        """Wait, and return the attempt after a failed one, for the remaining slots."""
         seconds, reason = self._policy.wait_seconds(attempt), str(error).splitlines()[0]
         _log.warning("attempt %d: %s; the next one in %g s", attempt.number, reason, seconds)
         time.sleep(seconds)
@@ -245,7 +244,7 @@ class BarrierRunner:
         return Attempt(attempt.number + 1, size, reason, attempt.grown)
 
     def _slots_of_new_executors(self, spark: SparkSession, slots: int) -> int:
-        """Wait for executors that the cluster starts in place of lost ones; return the slots that are there then."""
+        """Wait for executors that the cluster starts in place of lost ones; return the number of slots after that."""
         least, seconds = min([*self._policy.allowed_sizes, self._num_workers]), self._limits.start
         text = "%d slots are left, and %d are needed: %s"
         _log.warning(text, slots, least, f"waiting up to {seconds:g} s for new executors")
@@ -284,7 +283,7 @@ class BarrierRunner:
                 supervisor.watch()
                 return _values(channel, tasks.results(), placements, wanted)
             except BaseException:
-                tasks.cancel()  # first: a job whose tasks have ended before counts as a success in Spark's page
+                tasks.cancel()  # first: otherwise Spark's page shows a job whose tasks have ended as a success
                 supervisor.stop()
                 raise
 
@@ -310,7 +309,7 @@ class BarrierRunner:
 
 
 class _Rendezvous:
-    """The rendezvous server of one attempt's ranks; a new one whenever they join again."""
+    """The rendezvous server of one attempt's ranks; each join gets a new server."""
 
     def __init__(self, host: str, bind: str, size: int, channel: DriverChannel, env: dict[str, str]) -> None:
         self._host, self._bind, self._size, self._channel = host, bind, size, channel
@@ -318,7 +317,7 @@ class _Rendezvous:
         self._server: RendezvousServer | None = None
 
     def open(self) -> dict[str, str]:
-        """The variables that lead ranks to a new server."""
+        """Open a new server, and return the variables with its address."""
         self.close()
         self._server = RendezvousServer(
             self._bind, self._size, lambda address: address in self._channel.peers, stay_open=self._stays_open
@@ -334,12 +333,12 @@ class _Rendezvous:
 
 
 def _check_open_files(num_workers: int) -> None:
-    """Refuse more workers than this process may have connections and log files for.
+    """Refuse more workers than this process can open connections and log files for.
 
     Raises:
-        ValueError: Says how many are needed and allowed.
+        ValueError: Too few files may be open; the text says how many are needed and allowed.
     """
-    # Of each rank a connection, a log file, and a request to the rendezvous; besides the libraries' own files.
+    # Each rank needs a connection, a log file and a request to the rendezvous, in addition to the libraries' files.
     needed, allowed = 3 * num_workers + _OWN_OPEN_FILES, allow_open_files()
     if needed > allowed:
         raise ValueError(
@@ -351,7 +350,7 @@ def _check_open_files(num_workers: int) -> None:
 def _values(
     channel: DriverChannel, results: Sequence[RankResult], placements: Sequence[Placement], wanted: int
 ) -> list[Any]:
-    """The return values of the first `wanted` ranks."""
+    """Return the return values of the first `wanted` ranks."""
     by_rank = {result.rank: result for result in results}
     tasks = {placement.rank: task for task, placement in enumerate(placements)}
     values = []

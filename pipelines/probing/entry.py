@@ -1,4 +1,4 @@
-"""The function that the driver sends to the ranks; only there does it import TensorFlow."""
+"""The function that the driver sends to the ranks; it imports TensorFlow only there."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from pipelines.sample import Task
 
 
 def fit(features: Features, task: Task, solver: SolverConfig, penalties: Sequence[float]) -> FittedHead:
-    """See `pipelines.probing.worker.fit_worker`."""
+    """Run `pipelines.probing.worker.fit_worker`."""
     from pipelines.probing.worker import fit_worker
 
     return fit_worker(features, task, solver, penalties)

@@ -1,4 +1,4 @@
-"""Features of all samples by Spark tasks: once for each model and dataset, and what is finished is kept."""
+"""The extraction of all samples' features by Spark tasks, once per model and dataset; finished files are kept."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,16 +26,16 @@ _ROWS_PER_GROUP = 1024
 
 @dataclass(frozen=True)
 class _Extracted:
-    """What came of one part."""
+    """The result of one part."""
 
     file: FeatureFile | None
     problem: str = ""
-    """Why there is no file."""
+    """Reason why there is no file."""
 
 
 @dataclass(frozen=True)
 class Extractor:
-    """All that a task needs beside its part; sent to the executors."""
+    """The data that a task needs in addition to its part; it is sent to the executors."""
 
     model: ModelDescription
     file: SentFile
@@ -43,12 +43,12 @@ class Extractor:
     folder: Folder
     batch_size: int
     threads: int | None
-    """None: the cores of the Spark task."""
+    """Number of threads; None: the cores of the Spark task."""
 
     def extract(self, part: DatasetPart) -> _Extracted:
-        """Write the features of one shard; a damaged sample, or numbers that are not finite, leave no file.
+        """Write the features of one shard; a damaged sample or a non-finite number leaves no file.
 
-        Attempts of the same task may overtake each other: each writes a file of its own, which takes the name at once.
+        Attempts of the same task may run at the same time: each writes its own file and renames it atomically.
 
         Raises:
             OSError, RuntimeError: The dataset or the folder cannot be used.
@@ -104,7 +104,7 @@ class Extractor:
 
 
 class _UnusableSampleError(Exception):
-    """A sample has no features."""
+    """The error when a sample has no features."""
 
 
 def extract_features(
@@ -120,26 +120,26 @@ def extract_features(
     say: Callable[[str], None] = lambda line: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Features:
-    """Give the features of a labelled source: those that a folder has finished, or new ones.
+    """Return the features of a labelled source: the finished ones of a folder, or new ones.
 
-    Files that an interrupted extraction has finished are kept, and the others are written.
+    Finished files of an interrupted extraction are kept, and only the others are written.
 
     Args:
         spark: Session whose executors see the dataset and the folder.
-        model: What the model takes and gives.
+        model: Inputs and outputs of the model.
         file: Its `.keras` file, which is sent to the executors.
         source: Source of a prepared dataset.
-        folder: Folder of these features alone.
-        identity: What decides them.
-        batch_size: Samples that the model gets at a time.
+        folder: Folder for only these features.
+        identity: Facts that determine the features.
+        batch_size: Samples in one batch of the model.
         threads: Threads of one task; None: the cores of the Spark task.
         say: Called with each line about what happens.
-        progress: Called about once a second with the samples in finished files and those in all, from another thread.
+        progress: Called about once a second from another thread with the samples in finished files and in all files.
 
     Raises:
-        ValueError: A row is damaged, or the model gives numbers that are not finite; names a sample.
-        RuntimeError: Another job extracts the same features, Spark gave up, or the driver does not see what the
-            executors have written.
+        ValueError: A row is damaged, or the model returns non-finite numbers; the text names a sample.
+        RuntimeError: Another job extracts the same features, Spark gave up, or the driver does not see the files of
+            the executors.
     """
     parts = {part.file: part for part in source.parts if isinstance(part, DatasetPart)}
     if (features := find_features(folder, identity, parts)) is not None:
@@ -170,7 +170,7 @@ def extract_features(
                     less_memory="a smaller training.batch_size_per_worker",
                 )
         finally:
-            with suppress(Exception):  # the JVM may have died, which is told by whoever needed it
+            with suppress(Exception):  # the JVM may have died; other calls report that
                 sent.destroy()
         if problems := [each.problem for each in found.values() if each.problem]:
             raise ValueError(problems[0])
@@ -181,7 +181,7 @@ def extract_features(
 
 
 def _finished(folder: Folder, parts: dict[str, DatasetPart], files: list[str]) -> dict[str, _Extracted]:
-    """Find the files of an earlier attempt that can be read and have all their rows."""
+    """Find the files of an earlier attempt that are readable and have all their rows."""
     found = {}
     for name, is_folder, size in folder.entries():
         if is_folder or name not in files:

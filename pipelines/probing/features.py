@@ -1,7 +1,7 @@
-"""The features of a model on a dataset, as Parquet files: whose they are, whether they are finished, and their rows.
+"""The features of a model on a dataset, as Parquet files: their identity, their completeness and their rows.
 
-Each pair of a model and a dataset has a folder of its own, named by a digest of both. Its files appear whole, and
-`features.json` is written last: features without it are not finished, and nothing but an extraction reads them.
+Each pair of a model and a dataset has its own folder, whose name is a digest of both. Files appear atomically, and
+`features.json` is written last. Features without this file are not finished, and only an extraction reads them.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ FORMAT_VERSION = 1
 _DIGEST_CHARACTERS = 16
 
 Identity = dict[str, Any]
-"""What decides the features: the model, the dataset and the bands."""
+"""The facts that determine the features: the model, the dataset and the bands."""
 
 _NUMBERS = pa.list_(pa.field("item", pa.float32(), nullable=False))
 SCHEMA = pa.schema(
@@ -51,24 +51,24 @@ class FeatureFile:
 
 @dataclass(frozen=True)
 class Features:
-    """Finished features. It is small and picklable, because it is sent to the ranks."""
+    """The finished features; the object is small and picklable, because it is sent to the ranks."""
 
     folder: Folder
     files: tuple[FeatureFile, ...]
-    """Files of all splits, those of a split in the order of the dataset's rows."""
+    """Files of all splits; the files of a split are in the order of the dataset's rows."""
 
     def rows(self, split: str) -> int:
         """Return the number of samples of a split."""
         return sum(file.rows for file in self.files if file.split == split)
 
     def read(self, split: str, columns: Sequence[str], start: int = 0, stop: int | None = None) -> Iterator[pa.Table]:
-        """Read some rows of a split in their order, at most a row group at a time.
+        """Read some rows of a split in order, at most one row group at a time.
 
         Args:
             split: Name of the split.
             columns: Names of the columns.
             start: First row.
-            stop: Row behind the last one; None: the rows to the end.
+            stop: Row after the last one; None: all rows to the end.
 
         Raises:
             OSError, RuntimeError: The storage cannot be used.
@@ -101,13 +101,13 @@ class Features:
 
 
 def as_array(column: pa.ChunkedArray) -> NDArray[Any]:
-    """Give a column of lists of equal length as an array `(rows, numbers of a list)`."""
+    """Return a column of lists of equal length as an array `(rows, numbers of a list)`."""
     values: NDArray[Any] = pa.concat_arrays(column.chunks).flatten().to_numpy(zero_copy_only=False)
     return values.reshape(len(column), -1)
 
 
 def as_lists(values: NDArray[Any], name: str) -> pa.Array:
-    """Give an array `(rows, numbers)` as one list per row, of the type of a column of `SCHEMA`."""
+    """Return an array `(rows, numbers)` as one list per row, with the type of a column of `SCHEMA`."""
     kind = SCHEMA.field(name).type
     offsets = np.arange(0, values.size + 1, values.shape[1], dtype=np.int32)
     flat = pa.array(np.ascontiguousarray(values).reshape(-1), kind.value_type)
@@ -115,10 +115,10 @@ def as_lists(values: NDArray[Any], name: str) -> pa.Array:
 
 
 def identity_of(model: ModelDescription, file: bytes, manifest: Manifest) -> Identity:
-    """Say what decides the features of a model on a dataset.
+    """Return the facts that determine the features of a model on a dataset.
 
     Args:
-        model: What the model takes and gives.
+        model: Inputs and outputs of the model.
         file: Content of its `.keras` file: the same weights under another name give the same features.
         manifest: The dataset.
     """
@@ -132,13 +132,13 @@ def identity_of(model: ModelDescription, file: bytes, manifest: Manifest) -> Ide
 
 
 def folder_of(output: Folder, identity: Identity) -> Folder:
-    """Give the folder of some features, within the folder of all."""
+    """Return the folder of some features, inside the folder of all features."""
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return output / digest[:_DIGEST_CHARACTERS]
 
 
 def find_features(folder: Folder, identity: Identity, files: Collection[str]) -> Features | None:
-    """Find finished features; None where they are not finished, of something else, or a file of them is lost."""
+    """Find finished features; return None if they are unfinished, of another identity, or lack a file."""
     try:
         described = json.loads(folder.read(FILE_NAME))
         found = Features(folder, tuple(FeatureFile(**file) for file in described["files"]))
@@ -152,7 +152,7 @@ def find_features(folder: Folder, identity: Identity, files: Collection[str]) ->
 
 
 def finish(folder: Folder, identity: Identity, files: Sequence[FeatureFile]) -> Features:
-    """Say that features are finished."""
+    """Mark features as finished."""
     values = {"identity": identity, "files": [asdict(file) for file in files]}
     folder.write(FILE_NAME, json.dumps(values, indent=1).encode())
     return Features(folder, tuple(files))

@@ -1,4 +1,4 @@
-"""What a probe has fitted, for the driver: nothing here imports TensorFlow."""
+"""The fitted head of a probe, for the driver: this module imports no TensorFlow."""
 
 import math
 from collections.abc import Sequence
@@ -10,16 +10,16 @@ from pipelines.sample import Task
 
 @dataclass(frozen=True)
 class FittedPenalty:
-    """One penalty that was tried."""
+    """The result of one penalty."""
 
     l2: float
     score: float
-    """What penalties are compared by, on the validation split; NaN where there is none."""
+    """Metric on the validation split that compares penalties; NaN without such a split."""
     objective: float
     exchanges: int
-    """Sums over ranks that the fit took."""
+    """Number of sums over ranks during the fit."""
     residual: float
-    """What the solver's tolerance is for."""
+    """Value that the solver compares with its tolerance."""
     converged: bool
 
 
@@ -32,15 +32,15 @@ class FittedHead:
     tried: tuple[FittedPenalty, ...]
     """All penalties, the largest first."""
     metric: str
-    """What they are compared by on the validation split."""
+    """Name of the metric that compares penalties on the validation split."""
 
 
 def selection_metric(task: Task) -> str:
-    """Name the metric by which penalties are compared: one that does not depend on a threshold."""
+    """Return the name of the metric that compares penalties: it does not depend on a threshold."""
     return "top_1" if task == "single_label" else "mean_average_precision"
 
 
 def best_penalty(tried: Sequence[FittedPenalty]) -> int:
-    """Return the place of the penalty with the highest score; of equal ones, the first one, which is the largest."""
+    """Return the index of the penalty with the highest score; the first, and largest, one if equal."""
     scores = [-math.inf if math.isnan(each.score) else each.score for each in tried]
     return scores.index(max(scores))

@@ -1,4 +1,4 @@
-"""Whether a `.keras` file has a head whose input a probe can take; found without TensorFlow."""
+"""The check that a `.keras` file has a head for a probe; it needs no TensorFlow."""
 
 import io
 import json
@@ -15,10 +15,10 @@ def check_head(file: bytes, classes: int, uri: str) -> None:
     Args:
         file: Content of the `.keras` file.
         classes: Number of the model's classes.
-        uri: Names the model in the message.
+        uri: URI of the model, for the message.
 
     Raises:
-        ValueError: It has none, or the file is damaged.
+        ValueError: The model has no such layer, or the file is damaged.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(file)) as archive:
@@ -33,7 +33,7 @@ def check_head(file: bytes, classes: int, uri: str) -> None:
 
 
 def _units(value: Any) -> Iterator[int]:
-    """The units of all layers that `models.networks.features` takes for a head, those in nested models included."""
+    """Yield the units of all layers that `models.networks.features` accepts as a head, also in nested models."""
     if isinstance(value, dict):
         kind, config = value.get("class_name"), value.get("config") or {}
         if kind == "Dense":

@@ -1,4 +1,4 @@
-"""The scores of a fitted head, and of the model's own head, on a split: by the features, without the model."""
+"""The scores of a fitted head and of the model's own head on a split, from the features without the model."""
 
 from collections.abc import Sequence
 
@@ -14,12 +14,12 @@ _OF_PROBABILITIES = ("loss", "expected_calibration_error")
 
 
 def scores_of(features: Features, split: str, head: LinearHead | None) -> SplitScores:
-    """Give the probabilities of every sample of a split, a row group of features at a time.
+    """Return the probabilities of every sample of a split, one row group of features at a time.
 
     Args:
         features: Finished features.
-        split: Name of the split, which has samples.
-        head: The head; None: the model's own.
+        split: Name of the split, which must have samples.
+        head: The head; None: the model's own head.
     """
     ids: list[str] = []
     probabilities, targets = [], []
@@ -46,12 +46,12 @@ def measure_head(
 
     Args:
         features: Finished features.
-        head: The head; None: the model's own.
-        split: Split that is measured.
-        tuned_on: Split on which the thresholds of a multi-label head are tuned; None: they are not.
+        head: The head; None: the model's own head.
+        split: Split to measure.
+        tuned_on: Split that tunes the thresholds of a multi-label head; None: they are not tuned.
         class_names: Names of the classes.
-        task: Says which scores there are.
-        has_probabilities: Whether the head gives probabilities; scores of the hinge loss only have an order.
+        task: Task, which determines the scores.
+        has_probabilities: Whether the head returns probabilities; scores of the hinge loss only have an order.
     """
     measured = measure(
         scores_of(features, split, head),

@@ -1,4 +1,4 @@
-"""What came of a probe, and how it is shown."""
+"""The result of a probe, and its display."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from pipelines.training.ranks.results import Evaluation
 
 @dataclass(frozen=True)
 class Probed:
-    """What came of a probe."""
+    """The result of a probe."""
 
     evaluation: Evaluation
     """The test scores of the fitted head."""
     own_metrics: dict[str, float] | None
-    """The test scores of the model's own head; None where its classes are not those of the dataset."""
+    """The test scores of the model's own head; None if its classes are not those of the dataset."""
     fitted: FittedHead
 
     def _repr_html_(self) -> str:
@@ -26,7 +26,7 @@ class Probed:
 
 
 def penalty_lines(fitted: FittedHead, solver: SolverConfig) -> list[str]:
-    """Give the penalties that were tried as a table, and what the user should know of them."""
+    """Return a table of the penalties, and notes for the user."""
     residual = "duality gap" if isinstance(solver, CoCoAConfig) else "gradient"
     lines = [f"{'l2':>10}  {f'val/{fitted.metric}':>26}  {'exchanges':>9}  {residual:>11}"]
     for each in fitted.tried:
@@ -51,7 +51,7 @@ def penalty_lines(fitted: FittedHead, solver: SolverConfig) -> list[str]:
 
 
 def comparison_lines(metrics: Mapping[str, float], own_metrics: Mapping[str, float] | None) -> list[str]:
-    """Give the test scores of a probe, beside those of the model's own head where it has the same classes."""
+    """Return the test scores of a probe, beside those of the model's own head if it has the same classes."""
     lines = [f"{'metric':<34} {'probe':>9}" + ("" if own_metrics is None else f"  {'own head':>9}")]
     for name, value in metrics.items():
         beside = "" if own_metrics is None else f"  {own_metrics[name]:>9.4f}"

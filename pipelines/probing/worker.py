@@ -1,4 +1,4 @@
-"""The fit of a probe as every rank runs it, on its part of the features."""
+"""The fit of a probe on every rank, on its part of the features."""
 
 import math
 from collections.abc import Sequence
@@ -31,18 +31,18 @@ def fit_worker(features: Features, task: Task, solver: SolverConfig, penalties: 
 def fit_head(
     features: Features, task: Task, solver: SolverConfig, penalties: Sequence[float], collective: HorovodCollective
 ) -> FittedHead:
-    """Fit a head for each penalty, and choose one on the validation split; the same call, and result, on every rank.
+    """Fit a head for each penalty, and choose one on the validation split; every rank makes the same call.
 
-    Rank r of N holds the r-th of N parts of the training split, as equal as its rows allow; a rank may have none. The
-    standardised features take 8 bytes for each number. The largest penalty comes first, and each fit starts from the
-    one before.
+    Every rank gets the same result. Rank r of N has the r-th of N nearly equal parts of the training split, which may
+    be empty. The standardised features take 8 bytes per number. The largest penalty comes first, and each fit starts
+    from the previous one.
 
     Args:
         features: Finished features.
-        task: Decides the loss and the metric.
-        solver: What is minimised, and how.
-        penalties: All different.
-        collective: The ranks, which have joined.
+        task: Task, which determines the loss and the metric.
+        solver: Objective and algorithm.
+        penalties: Penalties, all different.
+        collective: Collective of the ranks, which have joined.
 
     Raises:
         RuntimeError: The ranks have different weights.
@@ -85,7 +85,7 @@ def fit_head(
 
 @dataclass(frozen=True)
 class _Part:
-    """This rank's samples of a split."""
+    """The samples of a split on this rank."""
 
     features: NDArray[np.float32]
     targets: NDArray[np.uint8]
@@ -94,13 +94,13 @@ class _Part:
 def _part(features: Features, split: str, collective: HorovodCollective) -> _Part:
     rows, rank, ranks = features.rows(split), collective.rank, collective.size
     start, stop = rows * rank // ranks, rows * (rank + 1) // ranks
-    # A rank without samples reads one, whose numbers of features and classes are those of all.
+    # A rank without samples reads one to get the numbers of features and classes.
     read = {name: features.array(split, name, start, max(stop, start + 1)) for name in ("features", "targets")}
     return _Part(read["features"][: stop - start], read["targets"][: stop - start])
 
 
 def _score(head: LinearHead, validation: _Part, task: Task, collective: HorovodCollective) -> float:
-    """The metric of all samples, by which penalties are compared: the same on every rank."""
+    """Return the metric of all samples that compares penalties; it is the same on every rank."""
     probabilities = collective.concatenate(head.probabilities(validation.features))
     targets = collective.concatenate(validation.targets)
     return classification_scores(probabilities, targets, task).metrics[selection_metric(task)]

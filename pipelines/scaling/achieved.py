@@ -1,4 +1,4 @@
-"""What collectives reach on a link, judged by measured ones."""
+"""The speed of collectives on a link, estimated from measured links."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,14 +12,14 @@ _COLLECTIVES: tuple[CollectiveName, ...] = ("allreduce", "alltoall", "allgather"
 
 
 def wires_on(link: Link, measured: Mapping[str, FittedLink]) -> Wires:
-    """Return what each collective reaches on a link, judged by the measured link whose speed is nearest.
+    """Return the wire of each collective on a link, estimated from the measured link with the nearest speed.
 
-        beta      = nominal speed * the part of it that the collective reaches there, at most what it reaches on the
-                    link without a limit
-        alpha     = the link's latency, and by how much alpha is above the latency there
-        operation = as there
+        beta      = nominal speed * the fraction that the collective reaches there, at most its speed on the link
+                    without a limit
+        alpha     = the link's latency + max(0, alpha - latency) there
+        operation = operation there
 
-    A collective that was not measured anywhere reaches the whole speed.
+    A collective without any measurement reaches the whole speed.
 
     Args:
         link: The link.

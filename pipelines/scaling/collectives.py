@@ -1,4 +1,4 @@
-"""Seconds of one collective operation over a number of workers, from latency, speed and the bytes that it carries."""
+"""The seconds of one collective operation by number of workers, from latency, speed and bytes."""
 
 import math
 from collections.abc import Mapping
@@ -9,15 +9,14 @@ from pipelines.scaling.measurements import CollectiveName
 
 @dataclass(frozen=True)
 class Wire:
-    """One collective on one link, where each host has one worker."""
+    """One collective on one link between hosts with one worker each."""
 
     operation_seconds: float
-    """Seconds of any operation, however small, among any number of workers: the runtime's agreement that all of them
-    have called."""
+    """Seconds of any operation, however small, for any number of workers: the runtime waits until all have called."""
     hop_seconds: float
     """Alpha: seconds of each message that a worker waits for."""
     bytes_per_second: float
-    """Beta: what a worker really sends per second; infinite where bytes take no time."""
+    """Beta: bytes that a worker really sends per second; infinite if bytes take no time."""
 
 
 Wires = Mapping[CollectiveName, Wire]
@@ -25,7 +24,7 @@ Wires = Mapping[CollectiveName, Wire]
 
 @dataclass(frozen=True)
 class Topology:
-    """Where the workers are."""
+    """The location of the workers."""
 
     between: Wires
     """The link between hosts."""
@@ -35,14 +34,14 @@ class Topology:
 
 
 def hops(collective: CollectiveName, workers: int) -> int:
-    """Return how many messages a worker waits for, one after the other: 2 (N - 1) in a ring allreduce, else N - 1."""
+    """Return how many messages a worker waits for in sequence: 2 (N - 1) in a ring allreduce, else N - 1."""
     return (2 if collective == "allreduce" else 1) * (workers - 1)
 
 
 def volume(collective: CollectiveName, workers: int) -> float:
-    """Return the bytes that a worker sends for one byte of the message: 2 (N - 1) / N in a ring allreduce, else half.
+    """Return the bytes that a worker sends per byte of the message: 2 (N - 1) / N in a ring allreduce, else half.
 
-    What counts as the message is told by `measurements.CollectivePoint.bytes`.
+    `measurements.CollectivePoint.bytes` defines the message.
     """
     return hops(collective, workers) / workers
 
@@ -53,8 +52,8 @@ def ring_seconds(collective: CollectiveName, size: float, workers: int, wire: Wi
         seconds = operation + hops(N) alpha + volume(N) bytes / beta
 
     Args:
-        collective: Its name.
-        size: Bytes, as of `measurements.CollectivePoint.bytes`.
+        collective: Name of the collective.
+        size: Bytes, as in `measurements.CollectivePoint.bytes`.
         workers: N.
         wire: The link.
     """
@@ -65,15 +64,15 @@ def ring_seconds(collective: CollectiveName, size: float, workers: int, wire: Wi
 
 
 def collective_seconds(collective: CollectiveName, size: float, workers: int, topology: Topology) -> float:
-    """Return the seconds of one operation among workers on hosts, of which several share the link of their host.
+    """Return the seconds of one operation among workers; the workers of a host share its link.
 
         H = hosts, L = workers of a host, B = bytes of the message
         allreduce: a ring of L inside each host, and a ring of H between hosts, each with all B bytes
         allgather: the same with half of the hops and bytes
         alltoall:  every worker has (N - L) / N B bytes for other hosts, and the host's link carries those of all L
 
-    This is a bound: it takes for granted that the operation is arranged by hosts. A last host that is not full counts
-    as a full one.
+    This is a bound: it assumes that the operation is arranged by hosts. A last host that is not full counts as a full
+    one.
     """
     per_host = min(topology.workers_per_host, workers)
     if topology.inside is None or per_host == 1:
@@ -91,11 +90,11 @@ def collective_seconds(collective: CollectiveName, size: float, workers: int, to
 
 
 def expected_maximum(workers: int) -> float:
-    """Return the mean of the largest of N independent standard normal numbers; 0 for one.
+    """Return the mean of the largest of N independent standard normal numbers; 0 for one number.
 
         E = integral of x d(Phi(x)^N), Phi the normal distribution function
 
-    By parts: E = integral over x > 0 of (1 - Phi(x)^N), less the integral over x < 0 of Phi(x)^N.
+    Integration by parts: E = integral over x > 0 of (1 - Phi(x)^N), minus the integral over x < 0 of Phi(x)^N.
     """
     if workers == 1:
         return 0.0

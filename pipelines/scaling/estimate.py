@@ -1,4 +1,4 @@
-"""Predictions for numbers of workers and codecs: time, efficiency, cost, with intervals, and what binds."""
+"""The predictions by number of workers and codec: time, efficiency and cost with intervals, and the limit."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,16 +12,16 @@ from pipelines.scaling.step import CodecCosts, binding_resource, compute_seconds
 
 STRONG, WEAK = "strong", "weak"
 BUCKETS_MIB = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, None)
-"""Sizes of buckets among which the best one is looked for; None: one bucket."""
+"""Sizes of buckets that are compared to find the best one; None: one bucket."""
 _INTERVAL = (2.5, 97.5)
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be trained."""
+    """The training to predict."""
 
     images: int | None
-    """Training images; None: no time and no cost of a training is predicted."""
+    """Training images; None: time and cost of a training are not predicted."""
     epochs: int | None
     price: float | None
     """Price of one worker for an hour, in any currency."""
@@ -35,18 +35,20 @@ class Row:
     workers: int
     codec: str
     batch_size: int
-    """Images of one worker in a step; the largest where they are not equal."""
+    """Images of one worker in a step; the largest number if they differ."""
     global_batch_size: int
     seconds: float
     """Seconds of a step."""
     low: float | None
-    """The 2.5th percentile of it over the fits to resampled measurements; None: there are none."""
+    """The 2.5th percentile of `seconds` over the fits to resampled measurements; None: there are none."""
     high: float | None
-    """The 97.5th."""
+    """The 97.5th percentile."""
     images_per_second: float
     efficiency: float
-    """Images per second, divided by N times those of one worker that exchanges nothing: with all of the global batch
-    (strong scaling), or with a batch as each of the N has it (weak)."""
+    """Images per second, divided by N times those of one worker without an exchange.
+
+    The one worker has the whole global batch (strong scaling), or the batch of one of the N workers (weak).
+    """
     binds: str
     """One of `step.RESOURCES`."""
     hours: float | None
@@ -65,15 +67,15 @@ class Best:
 
 
 Network = Callable[[Parameters], Topology]
-"""Where the workers are, of one fit: a link's speed is fitted too."""
+"""A function from a fit to the location of the workers: the speed of a link is fitted too."""
 
 
 def batches_of(scaling: str, batch: int, workers: int) -> tuple[int, int] | None:
-    """Return the largest batch of a worker and the global batch; None where there are fewer images than workers.
+    """Return the largest batch of a worker and the global batch; None if there are fewer images than workers.
 
     Args:
-        scaling: `STRONG`: the global batch stays; `WEAK`: that of each worker.
-        batch: The one that stays.
+        scaling: `STRONG`: the global batch is constant; `WEAK`: the batch of each worker is.
+        batch: The constant batch.
         workers: N.
     """
     if scaling == WEAK:
@@ -97,13 +99,13 @@ def predict(
     Args:
         parameters: The fit.
         draws: Fits to resampled measurements; None: no intervals.
-        network: Where the workers are.
+        network: Location of the workers.
         scaling: `STRONG` or `WEAK`.
         batch: Number of samples of all workers (strong) or of each one (weak).
-        workers: Numbers of workers; those above a strong batch are left out.
-        codecs: Names.
+        workers: Numbers of workers; numbers above a strong batch are left out.
+        codecs: Names of the codecs.
         bucket_mib: The value of `exchange.bucket_mib`.
-        job: What is trained.
+        job: The training.
     """
     topology = network(parameters)
     drawn = [(each, network(each)) for each in draws or ()]
@@ -151,7 +153,7 @@ def fastest(
     codecs: Mapping[str, CodecCosts],
     bucket_mib: float | None,
 ) -> Best | None:
-    """Return the fastest codec and size of buckets, of the one given and `BUCKETS_MIB`; of equals the first one."""
+    """Return the fastest codec and size of buckets, from `bucket_mib` and `BUCKETS_MIB`; the first one if equal."""
     batches = batches_of(scaling, batch, workers)
     if batches is None:
         return None
@@ -165,7 +167,7 @@ def fastest(
 
 
 def _training(job: Job, global_batch: int, workers: int, seconds: float) -> tuple[float | None, float | None]:
-    """Return hours and cost of a training, whose epochs leave out the images that fill no global batch."""
+    """Return hours and cost of a training; its epochs leave out images that do not fill a global batch."""
     if job.images is None or job.epochs is None or job.images < global_batch:
         return None, None
     hours = job.epochs * (job.images // global_batch) * seconds / 3600

@@ -1,4 +1,4 @@
-"""The parameters of the model, fitted to measurements by least squares; and again, many times, for intervals."""
+"""The parameters of the model, fitted to measurements by least squares, and many times again for intervals."""
 
 import statistics
 from collections import defaultdict
@@ -21,9 +21,9 @@ from pipelines.scaling.measurements import (
 from pipelines.scaling.step import CodecCosts, Worker
 
 _COEFFICIENTS = 3
-"""Number of what is fitted for a collective on a link: its operation, hop and speed."""
+"""Number of fitted coefficients for a collective on a link: operation, hop and speed."""
 _UNSEEN = 0.05
-"""Error of any measured time that its repeats do not show, as a part of it: equal repeats are not exact."""
+"""Relative error of a measured time that its repeats do not show, because equal repeats are not exact."""
 _Point = TypeVar("_Point", ComputePoint, LinkMeasurement, CollectivePoint, CodecMeasurement)
 
 
@@ -35,12 +35,12 @@ class FittedLink:
     """Bytes per second; None: no limit."""
     latency_seconds: float
     wires: dict[CollectiveName, Wire]
-    """Wires by collective, of those that were measured on this link."""
+    """Wires by collective, for the collectives that were measured on this link."""
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """What the model computes with."""
+    """The parameters of the model."""
 
     worker: Worker
     links: dict[str, FittedLink]
@@ -51,7 +51,7 @@ def fit(measurements: Measurements) -> Parameters:
     """Fit all parameters; each point of the measurements is the median of its repeats.
 
     Raises:
-        ValueError: The computing does not take longer for more images.
+        ValueError: Computing does not take longer for more images.
     """
     fixed, per_image = _fit_compute(measurements.compute)
     gradients = tuple((float(gradient.bytes), gradient.ready) for gradient in measurements.gradients)
@@ -63,10 +63,10 @@ def fit(measurements: Measurements) -> Parameters:
 
 
 def resampled(measurements: Measurements, draws: int, seed: int = 0) -> list[Parameters] | None:
-    """Fit again to repeats that are drawn from the measured ones with replacement: a bootstrap.
+    """Fit again to repeats drawn from the measured ones with replacement: a bootstrap.
 
-    Their predictions spread as those of measurements that are taken again would. They do not know how far the model
-    itself is from the truth.
+    The predictions of these fits vary like those of repeated measurements. They do not include the error of the model
+    itself.
 
     Args:
         measurements: Points with several repeats each.
@@ -74,7 +74,7 @@ def resampled(measurements: Measurements, draws: int, seed: int = 0) -> list[Par
         seed: Seed of the draws.
 
     Returns:
-        None where no step and no operation was measured more than once.
+        None if no step and no operation was measured more than once.
     """
     repeats = [len(point.seconds) for point in measurements.compute]
     repeats += [len(point.seconds) for point in measurements.collectives]
@@ -95,7 +95,7 @@ def resampled(measurements: Measurements, draws: int, seed: int = 0) -> list[Par
         )
         try:
             fits.append(fit(drawn))
-        except ValueError:  # of points near each other one draw may have the larger batch faster
+        except ValueError:  # with points near each other, the larger batch may be faster in a draw
             continue
     return fits or None
 
@@ -103,28 +103,28 @@ def resampled(measurements: Measurements, draws: int, seed: int = 0) -> list[Par
 def least_squares(
     columns: NDArray[np.float64], seconds: NDArray[np.float64], spreads: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return non-negative coefficients of the columns, so that errors are least as parts of the spreads.
+    """Return non-negative coefficients of the columns that minimise the errors relative to the spreads.
 
         minimise sum over points of ((columns @ coefficients - seconds) / spread)^2, coefficients >= 0
 
-    Exact for few columns: the best of all subsets of columns whose coefficients come out non-negative.
+    The result is exact for few columns: the best of all subsets of columns with non-negative coefficients.
 
     Args:
         columns: `(points, coefficients)`.
         seconds: `(points,)`.
-        spreads: Spread of each of them, `(points,)`, positive.
+        spreads: Positive spread of each time, `(points,)`.
     """
     scaled, wanted = columns / spreads[:, None], seconds / spreads
     best, best_error = np.zeros(columns.shape[1]), np.inf
     for subset in range(1, 1 << columns.shape[1]):
         chosen = [index for index in range(columns.shape[1]) if subset >> index & 1]
-        # Columns differ by many orders (bytes, operations); each is brought to 1, or small ones would vanish.
+        # Columns differ by orders of magnitude (bytes, operations): without scaling each to 1, small ones would vanish.
         sizes = np.abs(scaled[:, chosen]).max(axis=0)
         if len(chosen) > len(seconds) or not sizes.all():
             continue
         found = np.linalg.lstsq(scaled[:, chosen] / sizes, wanted, rcond=None)[0] / sizes
         error = float(np.sum((scaled[:, chosen] @ found - wanted) ** 2))
-        # A coefficient more that explains nothing more is not taken.
+        # A further coefficient must reduce the error.
         if (found >= 0).all() and error < best_error - 1e-9:
             best, best_error = np.zeros(columns.shape[1]), error
             best[chosen] = found
@@ -132,7 +132,7 @@ def least_squares(
 
 
 def _fit_compute(points: Sequence[ComputePoint]) -> tuple[float, float]:
-    """Return the seconds of any step, and those of each image; all of it the images' where one batch was measured."""
+    """Return the seconds of a step without images, and those of each image; with one batch size, the first is 0."""
     batches = np.array([point.batch_size for point in points], float)
     seconds = np.array([statistics.median(point.seconds) for point in points])
     if len(points) == 1:
@@ -146,7 +146,7 @@ def _fit_compute(points: Sequence[ComputePoint]) -> tuple[float, float]:
 
 
 def _spreads(points: Sequence[ComputePoint] | Sequence[CollectivePoint]) -> NDArray[np.float64]:
-    """Return how far each point's median may be off: the deviation of its repeats, and a part that no repeat shows."""
+    """Return the error of each point's median: the deviation of its repeats, and a part that no repeat shows."""
     medians = np.array([statistics.median(point.seconds) for point in points])
     deviations = np.array([float(np.std(point.seconds)) for point in points])
     return np.sqrt(deviations**2 + (_UNSEEN * medians) ** 2)
@@ -165,9 +165,9 @@ def _fit_link(link: LinkMeasurement, points: Sequence[CollectivePoint]) -> Fitte
 def _fit_wire(collective: CollectiveName, points: Sequence[CollectivePoint], latency: float) -> Wire:
     """Fit operation, hop and speed.
 
-    The time of a small operation among N ranks is operation + hops(N) alpha. One N does not tell these two apart, and
-    neither do two points in all, as two recorded trainings give: then a hop is the link's latency, and the operation
-    is the rest. Bytes come first: what they explain alone is theirs.
+    The time of a small operation among N ranks is operation + hops(N) alpha. One N cannot separate these two terms,
+    nor can two points in total, as from two recorded trainings. Then a hop is the link's latency, and the operation
+    is the rest. Bytes come first: time that they explain alone is theirs.
     """
     seconds = np.array([statistics.median(point.seconds) for point in points])
     waited = np.array([hops(collective, point.ranks) for point in points], float)

@@ -1,4 +1,4 @@
-"""What was measured on one node or one pair of hosts, as a file: the inputs of the scaling model."""
+"""The measurements on one node or one pair of hosts, as a file: the inputs of the scaling model."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,18 +17,18 @@ _VERSION: Literal[1] = 1
 
 
 class Measured(BaseModel):
-    """Base of all parts: frozen, and no other keys."""
+    """The base of all parts: frozen, without other keys."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
 class ComputePoint(Measured):
-    """Steps of one rank without an exchange: forward and backward pass and the update."""
+    """The steps of one rank without an exchange: forward and backward pass and the update."""
 
     batch_size: int = Field(gt=0)
     """Images of the rank in a step."""
     seconds: Repeats
-    """One number per step."""
+    """Seconds of each step."""
 
 
 class Gradient(Measured):
@@ -37,7 +37,7 @@ class Gradient(Measured):
     bytes: int = Field(gt=0)
     """Bytes in float32."""
     ready: float = Field(ge=0, le=1)
-    """When it is computed, as a part of the computing of a step."""
+    """Time at which the gradient is computed, as a fraction of a step's computing."""
 
 
 class LinkMeasurement(Measured):
@@ -45,9 +45,9 @@ class LinkMeasurement(Measured):
 
     name: Name
     bytes_per_second: float | None = Field(gt=0, allow_inf_nan=False)
-    """Its nominal speed; null where it has no limit."""
+    """Nominal speed; null if there is no limit."""
     latency_seconds: Durations
-    """From one host to the other, one way: half a round trip of a small message; 0 where it is not known."""
+    """Latency from one host to the other: half a round trip of a small message; 0 if it is not known."""
 
 
 class CollectivePoint(Measured):
@@ -58,14 +58,13 @@ class CollectivePoint(Measured):
     collective: CollectiveName
     ranks: int = Field(ge=2)
     bytes: int = Field(gt=0)
-    """Allreduce: of a rank's buffer; alltoall: of all that a rank has for others and itself; allgather: of what comes
-    out."""
+    """Bytes of a rank's buffer (allreduce), of a rank's data for all ranks (alltoall), or of the result (allgather)."""
     seconds: Repeats
-    """One number per operation: the slowest rank's."""
+    """Seconds of each operation on the slowest rank."""
 
 
 class Message(Measured):
-    """What one of a codec's collectives carries in an exchange of all gradients; `bytes` as of `CollectivePoint`."""
+    """The message of one of a codec's collectives in an exchange of all gradients; `bytes` as in `CollectivePoint`."""
 
     collective: CollectiveName
     bytes: int = Field(gt=0)
@@ -76,27 +75,27 @@ class CodecMeasurement(Measured):
 
     name: Name
     messages: tuple[Message, ...]
-    """Messages in their order; empty where all gradients travel dense."""
+    """Messages in order; empty if all gradients are sent dense."""
     dense_bytes: int = Field(ge=0)
-    """Bytes of the gradients that travel dense beside them, in one allreduce."""
+    """Bytes of the other gradients, which are sent dense in one allreduce."""
     encode_seconds: Durations
     """Seconds of encoding all buckets on one rank."""
     decode_seconds: Durations
-    """Seconds of decoding all buckets, with what owners do between two collectives, and of checks and copies."""
+    """Seconds of decoding all buckets, of the owners' work between two collectives, and of checks and copies."""
 
 
 class Measurements(Measured):
-    """All inputs of the model."""
+    """The inputs of the model."""
 
     format_version: Literal[1]
     machine: Name
     measured: Name
-    """Date."""
+    """Date of the measurements."""
     model: Name
-    """Network and images."""
+    """Name of the network and size of the images."""
     compute: tuple[ComputePoint, ...] = Field(min_length=1)
     straggler_deviation: float = Field(ge=0, allow_inf_nan=False)
-    """Standard deviation of a rank's computing of one step, as a part of its mean."""
+    """Standard deviation of a rank's computing time of one step, as a fraction of its mean."""
     gradients: tuple[Gradient, ...] = Field(min_length=1)
     """Gradients in the order in which the backward pass computes them."""
     links: tuple[LinkMeasurement, ...]
@@ -130,8 +129,8 @@ def read_measurements(path: Path) -> Measurements:
     """Read a file of `make bench NAME=network`.
 
     Raises:
-        FileNotFoundError: It cannot be read.
-        ValueError: It is another kind of file, or damaged.
+        FileNotFoundError: The file cannot be read.
+        ValueError: The file is of another kind or damaged.
     """
     with os_errors_as(FileNotFoundError, f"--measurements {path} cannot be read"):
         text = path.read_bytes()

@@ -1,4 +1,4 @@
-"""A link as a user names it."""
+"""The link that a user names."""
 
 import re
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ _UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 @dataclass(frozen=True)
 class Link:
-    """A link that need not have been measured."""
+    """A link, with or without measurements."""
 
     bytes_per_second: float
     latency_seconds: float | None
-    """One way; None: as on the measured link whose speed is nearest."""
+    """Latency in one direction; None: the value of the measured link with the nearest speed."""
 
     @property
     def label(self) -> str:
-        """The speed in bits, and the latency where it is known."""
+        """The speed in bits, and the latency if it is known."""
         bits = 8 * self.bytes_per_second
         scale = next((name for name in "TGM" if bits >= _PREFIXES[name]), "k")
         speed = f"{bits / _PREFIXES[scale]:g} {scale}bit/s"
@@ -30,7 +30,7 @@ def link_of(text: str) -> Link:
     """Read a link, such as `1Gbit/s`, `100Mbit/s,200us` or `0.4Tbit/s,5us`.
 
     Raises:
-        ValueError: It is none, or a speed is 0.
+        ValueError: The text is not a link, or a speed is 0.
     """
     speed_text, comma, latency_text = text.partition(",")
     speed, latency = _SPEED.match(speed_text.strip()), _LATENCY.match(latency_text.strip())

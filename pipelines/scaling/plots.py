@@ -1,4 +1,4 @@
-"""The picture of predictions: step time and efficiency over the number of workers."""
+"""The plots of predictions: step time and efficiency over the number of workers."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,11 +12,11 @@ _COLOURS = ("#3b7dd8", "#e07b1a", "#2f9e62", "#d24a4a", "#8e63c9", "#1499a6", "#
 
 
 def figure_of(rows: Sequence[Row], title: str) -> "Figure":
-    """Draw a row of two plots for each kind of scaling; all dashed, as nothing in it is measured.
+    """Draw a row of two plots for each kind of scaling; all lines are dashed, because none is measured.
 
     Args:
         rows: Predictions.
-        title: What they are for.
+        title: Title with the subject of the predictions.
     """
     from matplotlib.figure import Figure
 

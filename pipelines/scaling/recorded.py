@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 PHASES = tuple(f"time/step_{name}_seconds" for name in ("compute", "encode", "wire", "decode", "optimizer", "waiting"))
 CURVES = PHASES
-"""The metrics whose curves are needed."""
+"""Metrics whose curves are needed."""
 PAYLOAD, PARAMETERS = "exchange/payload_bytes", "summary/parameters"
 RECORDED_LINK = "recorded"
-"""Name of the link on which the trainings ran."""
+"""Name of the link of the trainings."""
 _FLOAT32_BYTES = 4
 _NO_CODEC = "none"
 _MODE = "training.mode.name"
 _RESOLUTION = "input.resolution_schedule"
 _BUCKETS = "exchange.bucket_mib"
 _WARMUP_STEPS = "exchange.warmup_steps"
-"""Steps at the start of a training whose gradients travel in float32."""
+"""Setting with the number of steps at the start of a training whose gradients are sent in float32."""
 _TOLD_BY_ALL = ("launch.num_workers", "global_batch_size", "exchange.codec.name", _MODE)
 _OF_COMPUTING = (
     "training.mode",
     "model.name",
     "model",
-    "dataset_fingerprint",  # the size of the images is not told by itself
+    "dataset_fingerprint",  # stands for the size of the images, which has no setting
     "training.precision",
     "training.jit_compile",
     "training.ema",
@@ -59,22 +59,22 @@ _SAME_THROUGHOUT = (
     *_OF_COMPUTING,
     *_OF_A_CODEC,
 )
-"""Settings, and sections of them, that decide how long a step takes; the one to be named first comes first."""
+"""Settings and sections that determine the time of a step, in the order in which an error names them."""
 
 
 def measurements_of(runs: Sequence["RecordedRun"]) -> Measurements:
-    """Return what finished trainings of one model have recorded.
+    """Return the measurements that finished trainings of one model have recorded.
 
-    A step's computing is its phases `compute` and `optimizer`; waiting for input is left out. What is sent is counted
-    as one allreduce of the payload, whose time is the phase `wire`: that which the backward pass does not hide. So
-    these measurements know of no overlap, and all communication that they predict is exposed.
+    A step's computing is its phases `compute` and `optimizer`; waiting for input is left out. Communication counts as
+    one allreduce of the payload, whose time is the phase `wire`: the part that the backward pass does not hide. So
+    these measurements contain no overlap, and all communication that they predict is exposed.
 
     Args:
-        runs: Recorded runs, at least one; with `CURVES` as curves.
+        runs: Recorded runs, at least one, with the curves in `CURVES`.
 
     Raises:
-        ValueError: A run has not finished, lacks a metric, has steps of several lengths or of a mode that is not
-            predicted, trains another model than the others or in another way, or has other settings of the same codec.
+        ValueError: A run has not finished, lacks a metric, or has steps of several lengths or of an unsupported mode.
+            Or the runs differ in the model, the training or the settings of the same codec.
     """
     for run in runs:
         _check(run)
@@ -118,11 +118,10 @@ def measurements_of(runs: Sequence["RecordedRun"]) -> Measurements:
 def combined(measured: Measurements, recorded: Measurements) -> Measurements:
     """Return the model of the trainings on the links of the other measurements.
 
-    Computing, stragglers and the codecs of the trainings are taken from them; trainings of one worker know of no
-    stragglers, which are then those measured. Codecs that they did not use, and the
-    order in which gradients become ready, are those measured, in proportion to the bytes of the gradients. Of a codec
-    that they used, the collectives are those measured, and carry the payload of the trainings: its settings, or the
-    shapes of the gradients, may be others.
+    Computing, stragglers and codecs come from the trainings. If these had only one worker, the stragglers are the
+    measured ones. Unused codecs and the order in which gradients become ready are the measured ones, in proportion to
+    the bytes of the gradients. A used codec has the measured collectives with the payload of the trainings, because its
+    settings or the shapes of the gradients may differ.
     """
     factor = recorded.gradient_bytes / measured.gradient_bytes
     known = {codec.name for codec in recorded.codecs}
@@ -176,7 +175,7 @@ def _check(run: "RecordedRun") -> None:
 
 
 def _check_alike(runs: Sequence["RecordedRun"], names: Sequence[str]) -> None:
-    """Check that trainings have the same values of settings, and of all settings in sections."""
+    """Check that trainings have the same values of these settings and of all settings in these sections."""
     if not runs:
         return
     first = runs[0]
@@ -191,13 +190,13 @@ def _check_alike(runs: Sequence["RecordedRun"], names: Sequence[str]) -> None:
 
 
 def _within(keys: Iterable[str], names: Sequence[str]) -> list[str]:
-    """The keys that are among the names, or in a section of such a name, in the order of the names."""
+    """Return the keys that are among the names or in a section among them, in the order of the names."""
     known = sorted(keys)
     return [key for name in names for key in known if key == name or key.startswith(f"{name}.")]
 
 
 def _value(run: "RecordedRun", key: str) -> str:
-    """The value of a setting; one that a run does not tell, as it has no effect or is null or empty, is its default."""
+    """Return the value of a setting; if a run does not have it (no effect, null or empty), the default."""
     if key in run.parameters:
         return run.parameters[key]
     field = find(key.split("."), nested(run.parameters))
@@ -210,7 +209,7 @@ def _payload(run: "RecordedRun") -> int:
 
 
 def _curve(run: "RecordedRun", phase: str) -> list[float]:
-    """Seconds by epoch."""
+    """Return the seconds by epoch."""
     return [point.value for point in _points(run, phase)]
 
 
@@ -219,7 +218,7 @@ def _points(run: "RecordedRun", phase: str) -> list["Point"]:
 
 
 def _curve_of_codec(run: "RecordedRun", phase: str) -> list[float]:
-    """Seconds by epoch, of the epochs of which no step was in float32 for the start of the training."""
+    """Return the seconds by epoch, without epochs that contain float32 steps of the warm-up."""
     points, warmup = _points(run, phase), int(_value(run, _WARMUP_STEPS))
     if run.parameters["exchange.codec.name"] == _NO_CODEC:
         return [point.value for point in points]
@@ -234,7 +233,7 @@ def _curve_of_codec(run: "RecordedRun", phase: str) -> list[float]:
 
 
 def _codec(name: str, runs: Sequence["RecordedRun"]) -> CodecMeasurement:
-    """Costs of a codec, from all trainings with it; what some codecs send differs a little from run to run."""
+    """Return the costs of a codec, from all its trainings; the payload of some codecs varies a little between runs."""
     _check_alike(runs, _OF_A_CODEC)
     payload = round(statistics.fmean(_payload(run) for run in runs))
     sparse = () if name == _NO_CODEC else (Message(collective="allreduce", bytes=payload),)
@@ -248,13 +247,13 @@ def _codec(name: str, runs: Sequence["RecordedRun"]) -> CodecMeasurement:
 
 
 def _with_collectives_of(measured: CodecMeasurement, recorded: CodecMeasurement) -> CodecMeasurement:
-    """What was recorded, whose payload is known and not its collectives, by the collectives that were measured."""
+    """Return the recorded codec, which has no collectives, with the measured collectives and the recorded payload."""
     alike = _scaled(measured, _payload_of(recorded) / _payload_of(measured))
     return recorded.model_copy(update={"messages": alike.messages, "dense_bytes": alike.dense_bytes})
 
 
 def _payload_of(codec: CodecMeasurement) -> float:
-    """Bytes of an allreduce of the same cost: as alltoall and as allgather, a byte travels once and not twice."""
+    """Return the bytes of an allreduce of the same cost: an alltoall or allgather sends a byte once and not twice."""
     return codec.dense_bytes + sum(
         message.bytes if message.collective == "allreduce" else message.bytes / 2 for message in codec.messages
     )

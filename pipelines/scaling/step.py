@@ -1,4 +1,4 @@
-"""Seconds of one training step: computing, the codec, and the communication that no computing hides."""
+"""The seconds of one training step: computing, the codec, and the communication that computing does not hide."""
 
 import heapq
 import math
@@ -15,11 +15,11 @@ _PROCESSOR, _LINK = 0, 1
 
 @dataclass(frozen=True)
 class CodecCosts:
-    """One exchange of all gradients by a codec."""
+    """The costs of one exchange of all gradients by a codec."""
 
     name: str
     messages: tuple[tuple[CollectiveName, float], ...]
-    """Collective and bytes, as of `measurements.CollectivePoint`; empty: all gradients travel dense."""
+    """Collective and bytes, as in `measurements.CollectivePoint`; empty: all gradients are sent dense."""
     dense_bytes: float
     encode_seconds: float
     decode_seconds: float
@@ -27,24 +27,27 @@ class CodecCosts:
 
 @dataclass(frozen=True)
 class Worker:
-    """What one worker computes."""
+    """The computing of one worker."""
 
     fixed_seconds: float
     """Seconds of a step that do not depend on its batch."""
     seconds_per_image: float
     straggler_deviation: float
-    """Standard deviation of a step's computing, as a part of its mean."""
+    """Standard deviation of a step's computing time, as a fraction of its mean."""
     gradients: tuple[tuple[float, float], ...]
-    """Bytes, and when they are ready as a part of the computing; in that order."""
+    """Bytes of each gradient and the fraction of computing at which it is ready, in the order of readiness."""
 
 
 RESOURCES = ("compute", "link", "latency", "codec", "stragglers")
-"""What can bind a step: computing, bytes over a link, messages that wait for each other, encoding and decoding, and
-waiting for the slowest of the workers."""
+"""The resources that can limit a step.
+
+These are computing, bytes over a link, messages that wait for each other, encoding and decoding, and waiting for the
+slowest worker.
+"""
 
 
 def compute_seconds(worker: Worker, batch_size: float) -> float:
-    """Return the mean seconds of one worker's computing of a step."""
+    """Return the mean computing time of one worker's step, in seconds."""
     return worker.fixed_seconds + worker.seconds_per_image * batch_size
 
 
@@ -56,15 +59,15 @@ def step_seconds(
         computing = (fixed + per image * batch) (1 + deviation * expected largest of N normal numbers)
         step      = when the last bucket is decoded, and the rest of computing after it (the update)
 
-    Gradients fill buckets from the last layer to the first, as `GradientExchange` does, or one bucket. A bucket is
-    encoded when its last gradient is ready, by the processor that also computes: encoding and decoding hide nothing and
-    are hidden by nothing but waiting for the link. Only the link works beside the processor, one operation at a time.
-    Each takes what is ready first. One worker sends nothing, but its codec encodes and decodes.
+    Gradients fill buckets from the last layer to the first, as in `GradientExchange`, or one bucket. The processor
+    that computes also encodes a bucket when its last gradient is ready. So only waiting for the link hides encoding and
+    decoding, and they hide nothing. Only the link works in parallel with the processor, one operation at a time. Each
+    takes first what is ready first. One worker sends nothing, but its codec encodes and decodes.
 
     Args:
-        worker: What it computes.
-        codec: What its exchange costs.
-        topology: Where the workers are.
+        worker: Computing of each worker.
+        codec: Costs of its exchange.
+        topology: Location of the workers.
         workers: N.
         batch_size: Images of a worker in a step.
         bucket_mib: The value of `exchange.bucket_mib`.
@@ -83,14 +86,14 @@ def step_seconds(
 
 @lru_cache(maxsize=4096)
 def expected(workers: int) -> float:
-    """Return `expected_maximum`, computed once for each number."""
+    """Return `expected_maximum`, computed only once for each number of workers."""
     return expected_maximum(workers)
 
 
 def make_buckets(gradients: Sequence[tuple[float, float]], bucket_mib: float | None) -> list[tuple[float, float]]:
-    """Return the bytes of each bucket, and when its last gradient is ready.
+    """Return the bytes of each bucket, and the fraction of computing at which its last gradient is ready.
 
-    A gradient that is larger than a bucket is one by itself.
+    A gradient that is larger than a bucket has its own bucket.
     """
     limit = math.inf if bucket_mib is None else bucket_mib * _MIB
     buckets: list[tuple[float, float]] = []
@@ -105,7 +108,7 @@ def make_buckets(gradients: Sequence[tuple[float, float]], bucket_mib: float | N
 def binding_resource(
     worker: Worker, codec: CodecCosts, topology: Topology, workers: int, batch_size: float, bucket_mib: float | None
 ) -> str:
-    """Return which of `RESOURCES` binds: the one without whose cost the step would be shortest."""
+    """Return the limiting one of `RESOURCES`: without its cost the step would be shortest."""
     free = {
         "compute": (replace(worker, fixed_seconds=0.0, seconds_per_image=0.0), codec, topology),
         "link": (worker, codec, _with_wires(topology, bytes_per_second=math.inf)),
@@ -126,13 +129,13 @@ def _with_wires(topology: Topology, **changes: float) -> Topology:
 
 
 def _chain(codec: CodecCosts, topology: Topology, workers: int, share: float) -> list[tuple[int, float]]:
-    """Return what is done for one bucket, in order: by whom, and for how many seconds.
+    """Return the operations for one bucket in order: the resource, and its seconds.
 
     Args:
-        codec: What all buckets together cost.
-        topology: Where the workers are.
-        workers: Their number.
-        share: Part of the bucket in all bytes.
+        codec: Costs of all buckets together.
+        topology: Location of the workers.
+        workers: Number of workers.
+        share: Fraction of all bytes that the bucket contains.
     """
     messages = codec.messages or (("allreduce", codec.dense_bytes),)
     parts = [(_PROCESSOR, codec.encode_seconds * share)]
@@ -143,14 +146,14 @@ def _chain(codec: CodecCosts, topology: Topology, workers: int, share: float) ->
 
 
 def _end_of_exchange(ready: Sequence[float], chains: Sequence[Sequence[tuple[int, float]]]) -> float:
-    """Return when all chains have ended; processor and link each do one thing at a time, first come, first served.
+    """Return when all chains have ended; processor and link each run one operation at a time, in order of arrival.
 
     Args:
-        ready: When each bucket's gradients would be ready if the processor did nothing but compute.
-        chains: What is done for each bucket from then on.
+        ready: Time at which each bucket's gradients would be ready if the processor only computed.
+        chains: Operations for each bucket after that.
     """
     free = [0.0, 0.0]
-    # Computing is a chain too: a piece for each bucket, then what the bucket needs.
+    # Computing is also a chain: a piece for each bucket, then the bucket's operations.
     order = 0
     waiting: list[tuple[float, int, int, int]] = [(0.0, 0, 0, -1)]  # ready, order, bucket, part; -1: computing
     end = 0.0

@@ -1,4 +1,4 @@
-"""Predictions as lines for the terminal and as CSV; each says that it is a prediction."""
+"""The predictions as lines for the terminal and as CSV; both say that they are predictions."""
 
 import csv
 import io
@@ -19,11 +19,11 @@ _UNITS = {
 }
 
 CSV_MARK = _UNITS["seconds"].encode()
-"""What the table has in its head."""
+"""Bytes that the header of the table contains."""
 
 
 def csv_of(rows: Sequence[Row]) -> str:
-    """Return all rows, with a head; the columns of predictions begin with `predicted_`."""
+    """Return all rows with a header; the columns of predictions begin with `predicted_`."""
     names = [field.name for field in fields(Row)]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -39,7 +39,7 @@ def lines_of(rows: Sequence[Row], dense: str | None) -> list[str]:
 
     Args:
         rows: Rows of one kind of scaling, by workers.
-        dense: Name of the codec that sends all in float32; None: it is not among them.
+        dense: Name of the codec that sends all gradients in float32; None: it is not among the rows.
     """
     lines = [
         f"{'workers':>7} {'batch':>6} {'codec':<10} {'step s':>9} {'interval':>19} {'images/s':>10} {'efficiency':>10} "

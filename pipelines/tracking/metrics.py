@@ -1,19 +1,19 @@
-"""The names of all metrics that a run can have, each with what it means; a writer takes no other name."""
+"""The names of all metrics that a run can have, each with its meaning; a writer accepts no other name."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from conf.sections.modes import MODES
 
 VALIDATION_GROUP = "val"
-"""Group of the scores of the model on the validation split."""
+"""Group of the model's scores on the validation split."""
 AVERAGED_GROUP = "val_ema"
-"""Group of the scores of its averaged weights."""
+"""Group of the scores of the averaged weights."""
 
 IMAGE_HEIGHT = "train/image_height"
-"""Height in pixels of the images that the network was trained on."""
+"""Height in pixels of the network's training images."""
 
 SYSTEM_GROUP = "system"
-"""Group of what MLflow samples of every rank's machine, under the names that MLflow has for it."""
+"""Group of MLflow's samples of every rank's machine, under MLflow's names."""
 
 _LATER_STEPS = ", without the first step of each process and size of images, which compiles"
 _STEP = {
@@ -88,7 +88,7 @@ _HEADLINES = {
     "epoch/val_loss": "val/loss",
     "epoch/val_top_1": "val/top_1",
 }
-"""The metrics that matter most, once more. MLflow's page sorts charts by name, and these are the first ones."""
+"""Second names of the most important metrics. MLflow's page sorts charts by name, and these come first."""
 _OF_RESOLUTION = {IMAGE_HEIGHT: "height in pixels of the images that the network was trained on"}
 _OF_HALF_FLOATS = {"train/skipped_steps": "steps so far that no rank took, as gradients overflowed on one of them"}
 _SCORES = {
@@ -109,7 +109,7 @@ _VALIDATION = {"loss": "mean loss over all validation samples", **_SCORES}
 
 
 def described() -> dict[str, str]:
-    """Return what each metric means, in a line without a full stop, and when it is written."""
+    """Return the meaning of each metric and when it is written, in one line without a full stop."""
     return {
         **{name: f"each step: {line}" for name, line in _STEP.items()},
         **{name: f"each step of find-rate: {line}" for name, line in _RANGE_TEST.items()},
@@ -134,21 +134,21 @@ def described() -> dict[str, str]:
 
 
 def headlines(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics that matter most under the names that MLflow's page shows first.
+    """Return the most important metrics under the names that MLflow's page shows first.
 
     Args:
-        metrics: Those of the epoch, and of its last step.
+        metrics: Metrics of the epoch and of its last step.
     """
     return {name: metrics[source] for name, source in _HEADLINES.items() if source in metrics}
 
 
 def validation_metrics(task: str, classes: int, *, averaged: bool, own: Sequence[str] = ()) -> list[str]:
-    """Return the names of the metrics of validation that a training has.
+    """Return the names of a training's validation metrics.
 
     Args:
         task: "multi_label" or "single_label".
         classes: Number of classes.
-        averaged: Whether averaged weights are validated too.
+        averaged: Whether averaged weights are also validated.
         own: Names of the user's own metrics.
     """
     of_task = ["f1_micro"] if task == "multi_label" else ["top_1", *(["top_5"] if classes > 5 else [])]
@@ -158,23 +158,23 @@ def validation_metrics(task: str, classes: int, *, averaged: bool, own: Sequence
 
 
 def is_lower_better(name: str) -> bool:
-    """Tell whether lower values of a metric are better: of those whose names end in `loss`, the user's own too."""
+    """Return whether lower values of a metric are better: its name ends in `loss`, also for the user's own metrics."""
     return name.endswith("loss")
 
 
 def is_listed(name: str, own: Sequence[str] = ()) -> bool:
-    """Whether `described` has a name; `evaluate` may write the scores of another split than `test` too.
+    """Return whether `described` has a name; scores of `evaluate` may also be of another split than `test`.
 
     Args:
         name: Group and name, such as "val/f1_micro".
-        own: Names of the user's own metrics, which validation and evaluation have beside the others, and of the figures
-            of a training mode of the user's.
+        own: Names of the user's own metrics in validation and evaluation, and of the figures of the user's own
+            training mode.
     """
     return not unlisted([name], own)
 
 
 def unlisted(names: Iterable[str], own: Sequence[str] = ()) -> list[str]:
-    """Return those of the names for which `is_listed` is false."""
+    """Return the names for which `is_listed` is false."""
     known, rests = {*described(), *own}, {*_EVALUATION, *own}
     found = []
     for name in names:

@@ -14,15 +14,15 @@ from pipelines.launch.driver.preflight import decommissioned_executor, is_local
 from pipelines.launch.rank.task import Launch, RankResult, Site, run_task
 
 CANCEL_SECONDS = 10.0
-"""How long Spark may take to end a stage that was cancelled."""
+"""Seconds that Spark may take to end a cancelled stage."""
 _FINISH_SECONDS = 1.5
 RESULT_SECONDS = 120.0
-"""How long Spark may take to end a stage whose ranks have finished."""
+"""Seconds that Spark may take to end a stage whose ranks have finished."""
 _DECOMMISSION_PERIOD_SECONDS = 2.0
 
 
 class BarrierTasks:
-    """One barrier stage that a thread has submitted, so that the caller can watch and cancel it."""
+    """One barrier stage, submitted by a thread so that the caller can watch and cancel it."""
 
     def __init__(self, spark: SparkSession, size: int, launch: Launch, description: str) -> None:
         """Submit the stage.
@@ -30,8 +30,8 @@ class BarrierTasks:
         Args:
             spark: A session.
             size: Number of tasks.
-            launch: What each task is given.
-            description: Text beside the job in Spark's web page.
+            launch: Input of each task.
+            description: Text for the job in Spark's web page.
         """
         self._spark, self._context = spark, spark.sparkContext
         self._description = description
@@ -49,7 +49,7 @@ class BarrierTasks:
             watcher.start()
 
     def failure(self) -> str | None:
-        """Spark's reason, once the stage has failed.
+        """Return Spark's reason once the stage has failed.
 
         Raises:
             SparkGoneError: The JVM of Spark's driver has ended.
@@ -61,18 +61,18 @@ class BarrierTasks:
         return reason_of(self._error)
 
     def stop_reason(self) -> str | None:
-        """Why the ranks should save their state and stop soon; None while there is no reason."""
+        """Return why the ranks should save their state and stop soon; None while there is no reason."""
         return self._stop_reason
 
     def finished(self) -> bool:
-        """Whether all tasks have ended, well or not."""
+        """Return whether all tasks have ended, with or without an error."""
         return not self._thread.is_alive()
 
     def results(self) -> list[RankResult]:
-        """What the tasks returned, once all ranks have finished.
+        """Return the tasks' results once all ranks have finished.
 
         Raises:
-            InfrastructureError: The stage failed after all, or Spark does not end it.
+            InfrastructureError: The stage failed nevertheless, or Spark does not end it.
         """
         self._thread.join(RESULT_SECONDS)
         if self._thread.is_alive():
@@ -85,7 +85,7 @@ class BarrierTasks:
         return self._results
 
     def cancel(self) -> None:
-        """End the tasks now; Spark then reports no error of theirs."""
+        """End the tasks now; Spark then reports none of their errors."""
         if self._thread.is_alive() and not is_jvm_gone(self._context):
             self._cancelled = True
             with suppress(Exception):  # the context is being stopped
@@ -94,7 +94,7 @@ class BarrierTasks:
     def close(self) -> None:
         """End the stage if it has not ended."""
         self._ended.set()
-        # Spark complains where a job is cancelled twice, but takes no notice of what comes before the job.
+        # Spark logs an error if a job is cancelled twice, and ignores a cancellation before the job starts.
         self._thread.join(CANCEL_SECONDS if self._cancelled else _FINISH_SECONDS)
         self.cancel()
         self._thread.join(CANCEL_SECONDS)

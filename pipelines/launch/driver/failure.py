@@ -1,4 +1,4 @@
-"""How each rank of a failed job ended, which rank is the root cause, and the text of the error."""
+"""The outcome of each rank of a failed job, the root cause, and the text of the error."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from pipelines.launch.wire.messages import Exit, Failure
 Kind = Literal["finished", "exception", "died", "hung", "lost", "requested", "consequence", "stopped"]
 """`requested`: the rank was asked to stop. `stopped`: it was ended because another rank failed."""
 
-# What Horovod and Gloo say in a rank when another rank has ended.
+# Messages of Horovod and Gloo in a rank when another rank has ended.
 _CONSEQUENCES = (
     "Horovod has been shut down",
     "Horovod initialization failed",
@@ -30,35 +30,35 @@ STOPPED = "stopped because another rank failed"
 
 @dataclass(frozen=True)
 class Outcome:
-    """One rank's end."""
+    """The end of one rank."""
 
     rank: int
     host: str
     kind: Kind
     summary: str
     exit_code: int | None = None
-    """Negative: the number of a signal. None: not known, or the launcher ended the process."""
+    """The exit code. Negative: the number of a signal. None: unknown, or the launcher ended the process."""
     traceback: str = ""
-    """Python's, of an exception, a crash or a hang; empty where there is none."""
+    """Python's traceback of an exception, a crash or a hang; empty if there is none."""
     last_lines: tuple[str, ...] = ()
 
 
 class InfrastructureError(RuntimeError):
-    """No exception of the user's function is the cause: another attempt may succeed."""
+    """A failure that no exception of the user's function caused: another attempt may succeed."""
 
 
 class StartError(InfrastructureError):
-    """Not all ranks of an attempt have started."""
+    """The error when not all ranks of an attempt have started."""
 
 
 class WorkerError(RuntimeError):
     """The user's function raised an exception in a rank, which is the root cause of the failure.
 
-    The text names the rank that failed first with its traceback, and has a table of all ranks.
+    The text contains the rank that failed first, its traceback, and a table of all ranks.
     """
 
     def __init__(self, outcomes: Sequence[Outcome]) -> None:
-        """Take the outcomes in the order in which they became known."""
+        """Take the outcomes in the order in which the driver learned them."""
         self.outcomes, self.root = _sorted(outcomes), root_cause(outcomes)
         super().__init__(describe(self.root, self.outcomes))
 
@@ -66,17 +66,17 @@ class WorkerError(RuntimeError):
 class RankLostError(InfrastructureError):
     """A rank died, hung, was lost or was asked to stop, which is the root cause of the failure.
 
-    The text names the rank that failed first with its last lines, and has a table of all ranks.
+    The text contains the rank that failed first, its last lines, and a table of all ranks.
     """
 
     def __init__(self, outcomes: Sequence[Outcome]) -> None:
-        """Take the outcomes in the order in which they became known."""
+        """Take the outcomes in the order in which the driver learned them."""
         self.outcomes, self.root = _sorted(outcomes), root_cause(outcomes)
         super().__init__(describe(self.root, self.outcomes))
 
 
 def failure_of(outcomes: Sequence[Outcome]) -> WorkerError | RankLostError:
-    """The error for outcomes of which at least one is a failure, in the order in which they became known."""
+    """Return the error for outcomes in order of arrival; at least one of them is a failure."""
     is_exception = root_cause(outcomes).kind == "exception"
     return WorkerError(outcomes) if is_exception else RankLostError(outcomes)
 
@@ -86,7 +86,7 @@ def _sorted(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def root_cause(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the first outcome, in order of arrival, that the end of another rank does not explain."""
+    """Return the first outcome, in order of arrival, that is no consequence of another rank's end."""
     by_weight = (
         [outcome for outcome in outcomes if outcome.kind in kinds]
         for kinds in (
@@ -100,7 +100,7 @@ def root_cause(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def outcome_of_exit(rank: int, host: str, end: Exit) -> Outcome:
-    """Judge what a task says about the end of its process."""
+    """Classify a task's message about the end of its process."""
     lines = tuple(end.last_lines)
     if end.failure is not None:
         kind, summary = _judge(end.failure)
@@ -115,7 +115,7 @@ def outcome_of_exit(rank: int, host: str, end: Exit) -> Outcome:
 
 
 def names_lost_peer(text: str) -> bool:
-    """Whether a message says that Horovod broke off because another rank has ended."""
+    """Return whether a message says that Horovod broke off because another rank has ended."""
     return any(known in text for known in _CONSEQUENCES)
 
 
@@ -131,12 +131,12 @@ def _judge(failure: Failure) -> tuple[Kind, str]:
 
 
 def _without_graph_trace(text: str) -> str:
-    """Keep what failed of TensorFlow's errors, not the many lines that say where the graph was made."""
+    """Keep the failure in TensorFlow's errors, and drop the many lines that say where the graph was created."""
     return _GRAPH_TRACE.sub(r"\1", text)
 
 
 def describe(root: Outcome, outcomes: Sequence[Outcome]) -> str:
-    """Return the whole error: one line, the table, and the traceback and last lines of the root cause."""
+    """Return the text of the error: one line, the table, and the traceback and last lines of the root cause."""
     parts = [f"rank {root.rank} on {root.host} failed: {root.summary}", outcome_table(root, outcomes)]
     if root.traceback:
         title = "Stacks" if root.kind in ("hung", "died") else "Traceback"

@@ -1,4 +1,4 @@
-"""The driver's view of how ranks join each other: when all are ready, and which of them is a spare that took over."""
+"""The driver's view of how ranks join: when all are ready, and which rank is a spare that took over."""
 
 import logging
 import time
@@ -14,11 +14,11 @@ class Joining:
     """Waits until every task's rank is ready, then opens a rendezvous for all of them."""
 
     def __init__(self, size: int, open_rendezvous: Callable[[], dict[str, str]]) -> None:
-        """Nobody is ready.
+        """Start with no rank ready.
 
         Args:
             size: Number of ranks.
-            open_rendezvous: Closes the rendezvous before and opens a new one; returns the variables that lead to it.
+            open_rendezvous: Closes the previous rendezvous, opens a new one and returns the variables with its address.
         """
         self._size, self._open_rendezvous = size, open_rendezvous
         self._ready: dict[int, int] = {}
@@ -30,15 +30,15 @@ class Joining:
 
     @property
     def fallen(self) -> list[Outcome]:
-        """Ranks whose process has died since all have joined last, in order; their spares have not joined yet."""
+        """The ranks whose process died after the last join, in order; their spares have not joined yet."""
         return list(self._fallen.values())
 
     def is_replaced(self, task: int, outcome: Outcome) -> bool:
-        """Take note of a rank whose process has died; whether its spare may take over.
+        """Record the death of a rank's process; return whether its spare may take over.
 
-        It may not before all have joined once: the others begin, and do not expect a rank that goes on. Nor may it
-        where ranks died three times in turn without progress between: the same thing would happen again. Ranks that
-        die together count once, a rank that dies again before it has joined counts again.
+        The spare may not take over before all ranks have joined once, because the others are starting. It may not take
+        over either if ranks died three times in a row without progress: they would die again. Ranks that die together
+        count once. A rank that dies again before it has joined counts again.
         """
         self._without_progress += not self._fallen or task in self._fallen
         self._fallen[task] = outcome
@@ -49,15 +49,15 @@ class Joining:
         return True
 
     def take(self, task: int, progress: int, joins: int) -> dict[str, str] | None:
-        """Take note of a rank that is ready; the variables for all ranks once the last one is.
+        """Record that a rank is ready; return the variables for all ranks once the last rank is ready.
 
         Args:
             task: The rank's task.
-            progress: How far its function is.
-            joins: How often its processes were told to join before.
+            progress: The progress of its function.
+            joins: Number of earlier orders to join that its processes received.
         """
         if joins < self._rounds:
-            # Its process died while the order to join was on the way to it: the spare takes that order.
+            # The process died before it received the order to join: the spare takes that order.
             self._fallen.pop(task, None)
             return None
         self._waits_since = self._waits_since or time.monotonic()
@@ -74,14 +74,14 @@ class Joining:
         return self._open_rendezvous()
 
     def missing(self, seconds: float) -> set[int] | None:
-        """Tasks whose ranks are not ready though others have waited so long for them; None while nobody has."""
+        """Return the tasks whose ranks are not ready after others have waited `seconds`; None if no rank has."""
         if self._waits_since is None or time.monotonic() - self._waits_since <= seconds:
             return None
         return set(range(self._size)) - set(self._ready)
 
     @property
     def ready(self) -> list[int]:
-        """Tasks whose ranks wait for others."""
+        """The tasks whose ranks wait for others."""
         return sorted(self._ready)
 
     @property
@@ -90,6 +90,6 @@ class Joining:
         return self._waits_since is not None
 
     def forgive(self, pause: float) -> None:
-        """Do not count a time in which the driver has heard nobody."""
+        """Do not count a pause in which the driver received nothing."""
         if self._waits_since is not None:
             self._waits_since += pause

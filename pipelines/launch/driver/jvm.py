@@ -16,7 +16,7 @@ class SparkGoneError(InfrastructureError):
     """The JVM of Spark's driver has ended: its SparkSession cannot make another attempt."""
 
     def __init__(self) -> None:
-        """The text is always the same."""
+        """Set the text, which is always the same."""
         super().__init__(
             "Spark's own process on the driver (its JVM) has ended: it was killed or ran out of memory "
             "(spark.driver.memory). Start the job again in a new session"
@@ -24,7 +24,7 @@ class SparkGoneError(InfrastructureError):
 
 
 def is_jvm_gone(context: SparkContext) -> bool:
-    """Whether nothing listens any more where the JVM took commands."""
+    """Return whether the JVM's command port no longer accepts connections."""
     parameters = context._gateway.gateway_parameters  # type: ignore[union-attr]
     try:
         socket.create_connection((parameters.address, parameters.port), _ANSWER_SECONDS).close()
@@ -37,7 +37,7 @@ def is_jvm_gone(context: SparkContext) -> bool:
 
 @contextmanager
 def naming_a_dead_jvm(context: SparkContext | None) -> Iterator[None]:
-    """Replace py4j's errors by one clear line where the JVM has ended.
+    """Replace py4j's errors by one clear line if the JVM has ended.
 
     Raises:
         SparkGoneError: The JVM has ended.
@@ -51,6 +51,6 @@ def naming_a_dead_jvm(context: SparkContext | None) -> Iterator[None]:
 
 
 def reason_of(error: BaseException) -> str:
-    """What Spark says about a failed job, without the stack of its driver."""
+    """Return Spark's message about a failed job, without the stack of its driver."""
     java = getattr(error, "java_exception", None)
     return str(java.getMessage() if java is not None else error).split("\n\nDriver stacktrace")[0]

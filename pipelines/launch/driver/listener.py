@@ -1,4 +1,4 @@
-"""What happens on the driver with all that the ranks print and report."""
+"""The driver's handling of all that the ranks print and report."""
 
 import logging
 from collections.abc import Callable
@@ -35,30 +35,30 @@ class Listener:
         self._logs = RankLogs(folder) if folder is not None else None
 
     def heading(self, rank: int, line: str) -> None:
-        """Write a line of the launcher's own to a rank's log."""
+        """Write a line of the launcher to a rank's log."""
         if self._logs is not None:
             _call(self._logs.write, rank, [line])
 
     def lines(self, rank: int, lines: list[str]) -> None:
-        """Take a part of a rank's output."""
+        """Handle a part of a rank's output."""
         if self._logs is not None:
             _call(self._logs.write, rank, lines)
         if self._choice == "all" or (self._choice == "rank0" and rank == 0):
             _call(self._throttle.write, rank, lines)
 
     def shown_line(self, rank: int, line: str) -> None:
-        """Take what a rank passed to `log_to_driver`."""
+        """Handle a line that a rank passed to `log_to_driver`."""
         if self._logs is not None:
             _call(self._logs.write, rank, [line])
         if self._choice != "none":
             _call(self._show, rank, line)
 
     def report(self, rank: int, fields: JsonObject) -> None:
-        """Take what a rank passed to `report`."""
+        """Handle the fields that a rank passed to `report`."""
         _call(self._on_report, {**fields, "rank": rank})
 
     def close(self) -> None:
-        """Say what was not shown, and close the files."""
+        """Print how many lines were not shown, and close the files."""
         _call(self._throttle.close)
         if self._logs is not None:
             _call(self._logs.close)

@@ -27,25 +27,25 @@ class LocalTasks:
             thread.start()
 
     def failure(self) -> str | None:
-        """Why a task could not run its rank; None while all can."""
+        """Return why a task could not run its rank; None if there was no failure."""
         return self._failure
 
     def stop_reason(self) -> None:
-        """Threads of the driver are never decommissioned."""
+        """Return None: threads of the driver are never decommissioned."""
         return
 
     def finished(self) -> bool:
-        """Whether all threads have ended."""
+        """Return whether all threads have ended."""
         return not any(thread.is_alive() for thread in self._threads)
 
     def results(self) -> list[RankResult]:
-        """What the ranks returned."""
+        """Return what the ranks returned."""
         for thread in self._threads:
             thread.join()
         return self._results
 
     def cancel(self) -> None:
-        """End threads that have not connected yet; each of the others ends with its rank."""
+        """End threads that have not connected yet; every other thread ends with its rank."""
         self._cancelled.set()
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class LocalTasks:
         try:
             result = run_task(launch, site, self._cancelled.is_set)
         except RankFailedError:
-            return  # the driver knows how
+            return  # the driver already knows the failure
         except Exception as error:
             self._failure = f"task {site.task}: {type(error).__name__}: {error}"
         else:
@@ -65,7 +65,7 @@ class LocalTasks:
 
 
 def local_gpus() -> list[str]:
-    """GPUs that this process can use."""
+    """Return the GPUs that this process can use."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [device for device in visible.split(",") if device not in ("", "-1")]

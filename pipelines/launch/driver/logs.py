@@ -1,4 +1,4 @@
-"""What the driver does with the ranks' output: one file for each rank, and a readable part on the console."""
+"""The ranks' output on the driver: one file for each rank, and a readable part on the console."""
 
 import shutil
 import tempfile
@@ -15,16 +15,16 @@ _SHOWN_LINES_AT_ONCE = 2000
 
 
 class RankLogs:
-    """Appends each line to `<folder>/rank-<n>.log`; on storage that takes whole files only, when the run ends."""
+    """Appends each line to `<folder>/rank-<n>.log`; storage without appending gets the files when the run ends."""
 
     def __init__(self, folder: Path) -> None:
-        """Make no file yet: each is made with the first line of its rank."""
+        """Store the folder; each file is created with the first line of its rank."""
         self._folder = folder
         self._local: Path | None = None
         self._files: dict[int, TextIO] = {}
 
     def write(self, rank: int, lines: list[str]) -> None:
-        """Take lines of one rank."""
+        """Write lines of one rank."""
         if rank not in self._files:
             self._files[rank] = self._path(rank).open("a", buffering=1)
         self._files[rank].writelines(line + "\n" for line in lines)
@@ -43,7 +43,7 @@ class RankLogs:
                 stack.callback(file.close)
 
     def _path(self, rank: int) -> Path:
-        """The file that lines of a rank are appended to, with those of earlier runs."""
+        """Return the file to which lines of a rank are appended, after those of earlier runs."""
         self._folder.mkdir(parents=True, exist_ok=True)
         log = self._folder / f"rank-{rank}.log"
         if self._local is None and takes_whole_files_only(self._folder):
@@ -55,24 +55,24 @@ class RankLogs:
         return self._local / log.name
 
     def _copy_back(self, local: Path) -> None:
-        """Replace the logs of these ranks, and nothing else that is in their folder."""
+        """Replace the logs of these ranks; other files in their folder stay."""
         for rank in self._files:
             with (local / f"rank-{rank}.log").open("rb") as file:
                 copy_whole(file, self._folder / f"rank-{rank}.log")
 
 
 class Throttle:
-    """Shows the lines of a rank up to a rate, and says how many it did not show."""
+    """Shows the lines of a rank up to a maximum rate, and prints how many were not shown."""
 
     def __init__(self, show: Callable[[int, str], None]) -> None:
-        """Call `show(rank, line)` for each line that is shown."""
+        """Store `show(rank, line)`, which is called for each line that is shown."""
         self._show = show
         self._allowance: dict[int, float] = {}
         self._looked: dict[int, float] = {}
         self._hidden: dict[int, int] = {}
 
     def write(self, rank: int, lines: list[str]) -> None:
-        """Take lines of one rank."""
+        """Write lines of one rank."""
         now = time.monotonic()
         grown = (now - self._looked.get(rank, now)) * _SHOWN_LINES_PER_SECOND
         allowance = min(_SHOWN_LINES_AT_ONCE, self._allowance.get(rank, _SHOWN_LINES_AT_ONCE) + grown)
@@ -85,7 +85,7 @@ class Throttle:
         self._hidden[rank] = self._hidden.get(rank, 0) + len(lines) - len(shown)
 
     def close(self) -> None:
-        """Say how many of the last lines were not shown."""
+        """Print how many of the last lines were not shown."""
         for rank, count in self._hidden.items():
             if count:
                 self._show(rank, f"[{count} lines not shown: there were too many to read]")

@@ -1,4 +1,4 @@
-"""What the driver knows of each task of an attempt, and what it reads from Spark's words and from stacks."""
+"""The state of each task of an attempt, and what the driver reads from Spark's messages and from stacks."""
 
 import re
 import time
@@ -15,28 +15,28 @@ _MAXIMUM_REASON = 300
 
 
 class Tasks(Protocol):
-    """The tasks that hold the ranks' processes."""
+    """The tasks that run the ranks' processes."""
 
     def failure(self) -> str | None:
-        """Why the tasks have failed; None while they have not."""
+        """Return why the tasks have failed; None while they have not."""
 
     def stop_reason(self) -> str | None:
-        """Why the ranks should stop soon; None while there is no reason."""
+        """Return why the ranks should stop soon; None while there is no reason."""
 
     def finished(self) -> bool:
-        """Whether all tasks have ended."""
+        """Return whether all tasks have ended."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long the driver waits, in seconds."""
+    """The time limits of the driver, in seconds."""
 
     start: float
-    """Seconds that all ranks have to begin."""
+    """Seconds within which all ranks must begin."""
     hang: float | None
-    """Seconds that a rank may be silent; None: for ever."""
+    """Seconds that a rank may be silent; None: no limit."""
     stop_grace: float
-    """Seconds that ranks have to end after they were asked to stop."""
+    """Seconds within which ranks must end after a request to stop."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Member:
     outcome: Outcome | None = None
     gone_since: float | None = None
     first_probe: Future[bool] | None = None
-    """Whether the driver reaches the task's own port at all."""
+    """Whether the driver can connect to the task's own port."""
     probe: Future[bool] | None = None
     last_probe: float = 0.0
     has_begun: bool = False
@@ -64,7 +64,7 @@ class Member:
 
 
 def short_reason(reason: str) -> str:
-    """The part of Spark's reason that says what happened."""
+    """Return the part of Spark's reason that says what happened."""
     known = re.search(r"(rank \d+ failed: |ExecutorLostFailure|Python worker exited|TaskKilled)[^\n]*", reason)
     raised = re.search(r"^(?:\w+\.)*\w*(?:Error|Exception): [^\n]*", reason[reason.find("Traceback") :], re.MULTILINE)
     found = known or (raised if "Traceback" in reason else None)
@@ -72,6 +72,6 @@ def short_reason(reason: str) -> str:
 
 
 def waits_in_collective(stacks: str) -> bool:
-    """Whether the stacks of a rank say that it waits for others inside TensorFlow or Horovod."""
+    """Return whether the stacks of a rank show that it waits for other ranks inside TensorFlow or Horovod."""
     match = re.search(r'Current thread[^\n]*\n\s*File "([^"]+)"', stacks)
     return match is not None and ("/tensorflow/" in match[1] or "/horovod/" in match[1])

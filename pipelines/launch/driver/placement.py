@@ -1,4 +1,4 @@
-"""Which rank runs in which barrier task, and the variables that tell Horovod."""
+"""The placement of ranks in barrier tasks, and the environment variables that pass it to Horovod."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class Placement:
     cross_size: int
 
     def environment(self) -> dict[str, str]:
-        """The variables that Horovod's Gloo controller reads before `hvd.init()`."""
+        """Return the variables that Horovod's Gloo controller reads before `hvd.init()`."""
         return {
             "HOROVOD_HOSTNAME": self.host,
             "HOROVOD_RANK": str(self.rank),
@@ -33,7 +33,7 @@ class Placement:
 
 
 def place(hosts: Sequence[str]) -> list[Placement]:
-    """Give each barrier task a rank, contiguous per host, hosts in order of appearance.
+    """Assign a rank to each barrier task, contiguous per host, with hosts in order of appearance.
 
     Args:
         hosts: Host of each task, by partition id.
@@ -49,7 +49,7 @@ def place(hosts: Sequence[str]) -> list[Placement]:
     for host in hosts:
         local_rank = seen[host]
         seen[host] += 1
-        # A host takes part in the cross communicator of a local rank only where it has that many ranks.
+        # A host takes part in the cross communicator of a local rank only if it has that local rank.
         peers = [name for name in names if local_sizes[name] > local_rank]
         placements.append(
             Placement(
@@ -66,11 +66,11 @@ def place(hosts: Sequence[str]) -> list[Placement]:
 
 
 def devices_of_hosts(placements: Sequence[Placement], devices: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the variable, by host, with which its ranks see each other's GPUs, the own one at the local rank.
+    """Return, by host, the variable that shows its ranks the GPUs of all of them, in the order of local ranks.
 
     Args:
         placements: Placement of each task.
-        devices: `CUDA_VISIBLE_DEVICES` of each task. A host on which a rank has none or several is left out.
+        devices: `CUDA_VISIBLE_DEVICES` of each task. A host is left out if one of its ranks has no GPU or several.
     """
     of_host: dict[str, list[str]] = {}
     for placement, device in sorted(zip(placements, devices, strict=True), key=lambda pair: pair[0].rank):
@@ -83,10 +83,10 @@ def devices_of_hosts(placements: Sequence[Placement], devices: Sequence[str]) ->
 
 
 def visible_devices(addresses: Sequence[str], already_visible: str | None) -> str:
-    """`CUDA_VISIBLE_DEVICES` of a worker, from Spark's GPU addresses.
+    """Return `CUDA_VISIBLE_DEVICES` of a worker, from Spark's GPU addresses.
 
-    Where the executor may see some GPUs only, a number is a position among those, as Spark's own distributor has it,
-    and anything else (a UUID) must be one of them.
+    If the executor sees only some GPUs, a number is a position among those, as in Spark's own distributor. Any other
+    address (a UUID) must be one of them.
     """
     if not already_visible:
         return ",".join(addresses)

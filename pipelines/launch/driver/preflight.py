@@ -14,13 +14,13 @@ from pipelines.machine.versions import OWN, check_code
 from pipelines.spark.connect import is_connect
 
 REGISTRATION_SECONDS = 30.0
-"""How long executors may take to register."""
+"""Seconds that executors may take to register."""
 LOOK_SECONDS = 0.2
-"""Between two looks at Spark's slots."""
+"""Seconds between two polls of Spark's slots."""
 SETTLED_SECONDS = 3.0
-"""Executors of one cluster that start together have registered within so long of each other."""
+"""Executors that start together register within this number of seconds of each other."""
 _ANSWER_SECONDS = 2.0
-# What each covers: https://spark.apache.org/docs/latest/security.html
+# What each setting protects: https://spark.apache.org/docs/latest/security.html
 _PROTECTION = {
     "spark.ssl.enabled": "Spark's web pages",
     "spark.ssl.rpc.enabled": "functions and results, which Spark carries",
@@ -34,10 +34,10 @@ _log = logging.getLogger(__name__)
 
 
 def check_session(spark: object) -> None:
-    """Refuse a session of Spark Connect: its client has no SparkContext, and so neither barrier stages nor slots.
+    """Refuse a session of Spark Connect: its client has no SparkContext, so no barrier stages and no slots.
 
     Raises:
-        ValueError: It is one; the text says what to pass instead.
+        ValueError: The session is one of Spark Connect; the text says what to pass instead.
     """
     if is_connect(spark):
         raise ValueError(
@@ -48,7 +48,7 @@ def check_session(spark: object) -> None:
 
 
 def check_cluster(spark: SparkSession, num_workers: int, gpus_per_worker: int) -> None:
-    """Refuse a run that Spark could not place.
+    """Refuse a run that does not fit the cluster.
 
     Raises:
         RuntimeError: Too few slots, dynamic allocation, or no GPUs; the text says which setting to change.
@@ -72,10 +72,10 @@ def check_cluster(spark: SparkSession, num_workers: int, gpus_per_worker: int) -
 
 
 def gpus_per_task(spark: SparkSession) -> int:
-    """Return how many GPUs Spark gives a task.
+    """Return the number of GPUs that Spark gives a task.
 
     Raises:
-        RuntimeError: Several tasks share a GPU, which ranks cannot.
+        RuntimeError: Several tasks share a GPU, but ranks cannot.
     """
     amount = float(spark.sparkContext.getConf().get(_TASK_GPUS, "0") or 0)
     if 0 < amount < 1:
@@ -87,7 +87,7 @@ def gpus_per_task(spark: SparkSession) -> int:
 
 
 def unused_gpus(spark: SparkSession, gpus_per_worker: int) -> str:
-    """Say that Spark has GPUs which the workers will not see; empty where it has none, or they use them."""
+    """Return a note if Spark has GPUs that the workers will not see; otherwise an empty text."""
     conf = spark.sparkContext.getConf()
     for owner, setting in (("task", _TASK_GPUS), ("executor", _EXECUTOR_GPUS)):
         amount = float(conf.get(setting, "0") or 0)
@@ -100,7 +100,7 @@ def unused_gpus(spark: SparkSession, gpus_per_worker: int) -> str:
 
 
 def _unused_cores(conf: SparkConf) -> str:
-    """Which settings make slots of cores, where they leave some of an executor's cores unused."""
+    """Return which settings divide an executor's cores into slots, and how many cores stay unused; empty if unknown."""
     executor, task = conf.get("spark.executor.cores"), int(conf.get("spark.task.cpus", "1"))
     if executor is None:
         return f" (spark.task.cpus={task} cores make one slot)" if task > 1 else ""
@@ -112,12 +112,12 @@ def _unused_cores(conf: SparkConf) -> str:
 
 
 def count_slots(spark: SparkSession, wanted: int | None = None, seconds: float | None = None) -> int:
-    """Return how many tasks can run at once; wait a while for executors that are still registering.
+    """Return how many tasks can run at once; wait for executors that are still registering.
 
     Args:
         spark: A session.
-        wanted: Number that is enough to return at once; None: do not wait.
-        seconds: How long to wait for it; None: as long as executors take to register.
+        wanted: Number of tasks at which this returns at once; None: do not wait.
+        seconds: Seconds to wait for `wanted`; None: as long as executors take to register.
     """
     context = spark.sparkContext._jsc.sc()
     limit = REGISTRATION_SECONDS if seconds is None else seconds
@@ -130,7 +130,7 @@ def count_slots(spark: SparkSession, wanted: int | None = None, seconds: float |
 
 
 def settled_slots(spark: SparkSession) -> int:
-    """Return how many tasks can run at once, when executors that have just been started have had time to register.
+    """Return how many tasks can run at once, after new executors have had time to register.
 
     Raises:
         RuntimeError: No executor has registered.
@@ -153,11 +153,11 @@ def settled_slots(spark: SparkSession) -> int:
 
 
 def drop_lost_executors(spark: SparkSession, unreachable_hosts: Collection[str] = ()) -> None:
-    """Make Spark replace executors that do not answer: it offers their slots for minutes otherwise.
+    """Make Spark replace executors that do not answer: otherwise it offers their slots for minutes.
 
     Args:
         spark: Session of the executors.
-        unreachable_hosts: Hosts that the driver cannot connect to, so that no answer says nothing about them.
+        unreachable_hosts: Hosts that the driver cannot connect to: a missing answer says nothing about their state.
     """
     if is_local(spark):
         return
@@ -170,12 +170,12 @@ def drop_lost_executors(spark: SparkSession, unreachable_hosts: Collection[str] 
         is_asked = executor.id() != "driver" and host and host not in unreachable_hosts
         if is_asked and not answers(host, port):
             _log.warning("executor %s at %s does not answer: it is dropped", executor.id(), executor.hostPort())
-            # After `killExecutor` Spark would want fewer executors, for the rest of the session.
+            # `killExecutor` would lower the number of executors that Spark requests for the rest of the session.
             context.killAndReplaceExecutor(executor.id())
 
 
 def decommissioned_executor(spark: SparkSession) -> str | None:
-    """Say which executor that runs tasks will be taken away by Spark; None where there is none."""
+    """Return which executor with running tasks Spark will decommission; None if there is none."""
     context = spark.sparkContext._jsc.sc()
     executors = context.statusStore().executorList(True)
     for number in range(executors.size()):
@@ -188,10 +188,11 @@ def decommissioned_executor(spark: SparkSession) -> str | None:
 
 
 def check_encryption(spark: SparkSession, accepted: bool) -> None:
-    """Refuse to send gradients unencrypted in a cluster that is told to encrypt, unless the user accepts it.
+    """Refuse to send unencrypted gradients in a cluster with encryption switched on, unless the user accepts it.
 
     Raises:
-        RuntimeError: The text says what Spark encrypts, what it does not, and which setting accepts that.
+        RuntimeError: The user does not accept it. The text says what Spark encrypts, what it does not encrypt, and
+            which setting accepts that.
     """
     conf = spark.sparkContext.getConf()
     asked = [f"{name}=true covers {what}" for name, what in _PROTECTION.items() if _is_true(conf, name)]
@@ -204,20 +205,19 @@ def check_encryption(spark: SparkSession, accepted: bool) -> None:
 
 
 def _is_true(conf: SparkConf, name: str) -> bool:
-    """Whether a setting is true, as Spark reads it."""
+    """Return whether a setting is true, as Spark reads it."""
     return str(conf.get(name, "false")).strip().lower() == "true"
 
 
 def check_tasks(hellos: Sequence[Hello], own_version: str) -> None:
-    """Refuse ranks that would fail together, by what each task says about its host.
+    """Refuse ranks that would fail together, judged by each task's information about its host.
 
     Args:
-        hellos: What the tasks say.
+        hellos: First messages of the tasks.
         own_version: Version and code of this project that the driver has imported.
 
     Raises:
-        RuntimeError: GPUs are missing or given twice, versions or the code differ, or a host's name resolves to
-            loopback.
+        RuntimeError: GPUs are missing or assigned twice, versions or code differ, or a host name resolves to loopback.
     """
     for hello in hellos:
         if hello.complaint:
@@ -267,10 +267,10 @@ def _check_gpus(hellos: Sequence[Hello]) -> None:
 
 
 def _warn_of_little_shared_memory(hellos: Sequence[Hello]) -> None:
-    """Say where NCCL will fail with "No space left on device", unless the GPUs of a host reach each other directly."""
+    """Warn of NCCL's "No space left on device" on hosts whose GPUs do not reach each other directly."""
     users = Counter(hello.host for hello in hellos if hello.devices not in ("", "-1"))
     for hello in hellos:
-        # What a container has that was given nothing else.
+        # The limit is the default size of /dev/shm in a container.
         if users.pop(hello.host, 0) > 1 and hello.shared_memory_mib <= _NCCL_SHARED_MEMORY_MIB:
             _log.warning(
                 "host %s has %d MiB in /dev/shm, through which NCCL connects GPUs that cannot reach each other "
@@ -281,7 +281,7 @@ def _warn_of_little_shared_memory(hellos: Sequence[Hello]) -> None:
 
 
 def answers(host: str, port: int | str) -> bool:
-    """Whether a port takes connections."""
+    """Return whether a port accepts connections."""
     try:
         socket.create_connection((host, int(port)), _ANSWER_SECONDS).close()
     except OSError:
@@ -290,7 +290,7 @@ def answers(host: str, port: int | str) -> bool:
 
 
 def driver_addresses(spark: SparkSession) -> tuple[str, str]:
-    """Return where executors reach the driver, and the address to listen on; both are loopback for a local master."""
+    """Return the driver's address for executors, and the address to listen on; both are loopback for a local master."""
     if is_local(spark):
         return "127.0.0.1", "127.0.0.1"
     conf = spark.sparkContext.getConf()
@@ -299,6 +299,6 @@ def driver_addresses(spark: SparkSession) -> tuple[str, str]:
 
 
 def is_local(spark: SparkSession) -> bool:
-    """Whether the driver is the executor; `local-cluster` has executors of its own."""
+    """Return whether the driver is the executor; `local-cluster` has separate executors."""
     master = str(spark.sparkContext.master)
     return master == "local" or master.startswith("local[")

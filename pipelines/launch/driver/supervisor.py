@@ -1,4 +1,4 @@
-"""The driver's view of one attempt: which tasks have connected, how each rank ended, which is lost and which hangs."""
+"""The driver's view of one attempt: which tasks have connected, how ranks ended, and which are lost or hang."""
 
 import logging
 import math
@@ -43,12 +43,12 @@ from pipelines.launch.wire.messages import (
 _LOOK_SECONDS = 0.1
 _GONE_SECONDS = 3.0
 SILENT_SECONDS = 5.0
-"""How long a task may be silent before its host is asked."""
+"""Seconds that a task may be silent before the driver probes its host."""
 _PAUSED_SECONDS = 2.0
 CONSEQUENCES_SECONDS = 1.0
-"""Survivors notice in 0.1 s that a rank has ended; the rank that caused it may take longer to say so."""
+"""Survivors notice the end of a rank within 0.1 s; the message of the rank that caused it may take longer."""
 LAST_REPORTS_SECONDS = 10.0
-"""How long reports may take to arrive after the results."""
+"""Seconds that reports may take to arrive after the results."""
 _CAUSE_SECONDS = 10.0
 _STOP_SECONDS = 5.0
 _STACKS_SECONDS = 4.0
@@ -66,7 +66,7 @@ class Supervisor:
     def __init__(
         self, channel: DriverChannel, tasks: Tasks, size: int, listener: Listener, limits: Limits, joining: Joining
     ) -> None:
-        """Do nothing yet."""
+        """Store the arguments; nothing starts yet."""
         self._channel, self._tasks, self._size, self._listener, self._limits = channel, tasks, size, listener, limits
         self._joining = joining
         self._members: dict[int, Member] = {}
@@ -84,10 +84,10 @@ class Supervisor:
         self._stop_reason = self._stop_reason or reason
 
     def gather(self) -> list[Hello]:
-        """Wait for all tasks, and return what each says about itself, by task.
+        """Wait for all tasks, and return their `Hello` messages, by task.
 
         Raises:
-            StartError: Not all have connected in time, one cannot, or the job was asked to stop.
+            StartError: A task did not connect in time or cannot run, or the job was asked to stop.
         """
         deadline = time.monotonic() + self._limits.start
         while len(self._members) < self._size:
@@ -109,7 +109,7 @@ class Supervisor:
 
     @property
     def unreachable_hosts(self) -> set[str]:
-        """Hosts of executors that reach this driver, and that this driver does not reach."""
+        """The hosts of executors that can connect to this driver but not be reached from it."""
         return set(self._unreachable)
 
     def go(self, orders: Sequence[Go]) -> None:
@@ -124,7 +124,7 @@ class Supervisor:
             self._channel.send(task, Stop())
 
     def close(self) -> None:
-        """Let the threads that probe hosts end."""
+        """End the threads that probe hosts."""
         self._closed.set()
         self._probes.shutdown(wait=False, cancel_futures=True)
 
@@ -144,7 +144,7 @@ class Supervisor:
             self._look_for_late()
             self._pass_stop_on()
             if any(outcome.kind == "finished" for outcome in self._outcomes):
-                self._end_fallen()  # a spare would wait for ever for a rank that has nothing more to do
+                self._end_fallen()  # a spare would wait forever for a rank that has finished
                 self._end_waiting()
             if any(outcome.kind not in ("finished", "requested") for outcome in self._outcomes):
                 self._settle()
@@ -156,13 +156,13 @@ class Supervisor:
             raise failure_of(self._outcomes)
 
     def _open(self) -> list[Member]:
-        """Members whose end is not known."""
+        """Return the members whose end is not known."""
         return [member for member in self._members.values() if member.outcome is None]
 
     def _take(self, seconds: float) -> bool:
-        """Handle events that have come, or wait a while for one; whether there was one.
+        """Handle queued events, or wait a while for one; return whether there was one.
 
-        Where callbacks take events more slowly than they come, this returns all the same: a rank may have failed.
+        This also returns if callbacks are slower than the events, because a rank may have failed.
         """
         self._forgive_own_pause()
         try:
@@ -177,9 +177,9 @@ class Supervisor:
         return True
 
     def _take_last_reports(self) -> None:
-        """Handle what is on its way when all tasks have ended.
+        """Handle the messages that still arrive after all tasks have ended.
 
-        A rank whose channel broke has not said that it has finished: its result came by way of Spark.
+        A rank whose channel broke has sent no message that it finished: Spark delivered its result.
         """
         heard = time.monotonic()
         while any(each.gone_since is None for each in self._open()):
@@ -234,7 +234,7 @@ class Supervisor:
                 self._sign(member, event)
 
     def _replace(self, task: int, member: Member, event: Fallen) -> None:
-        """A rank's process has died and its spare takes over, unless that has not helped."""
+        """Let the spare take over from a dead process, unless earlier replacements made no progress."""
         outcome = Outcome(
             member.rank, member.host, "died", event.death, event.exit_code, event.faults, tuple(event.last_lines)
         )
@@ -261,11 +261,11 @@ class Supervisor:
         self._end(member, Outcome(member.rank, member.host, "lost", words, None, evidence, tuple(member.last_lines)))
 
     def _failure(self) -> str | None:
-        # Spark starts tasks twice where it took an executor back; only the runner makes further attempts.
+        # Spark starts tasks again if it took an executor away; only the runner makes further attempts.
         return "Spark has started the stage a second time" if self._started_twice else self._tasks.failure()
 
     def _forgive_own_pause(self) -> None:
-        """A driver that was stopped and continued, or whose callback took long, has heard nobody in that time."""
+        """Do not count a time in which the driver was suspended or a callback was slow: it received nothing then."""
         now = time.monotonic()
         pause, self._last_look = now - self._last_look, now
         if pause < _PAUSED_SECONDS:
@@ -278,23 +278,23 @@ class Supervisor:
                 member.gone_since += pause
 
     def _look_at_tasks(self) -> None:
-        """Where Spark has ended the tasks, the first that is gone is the cause, and Spark ended the others with it."""
+        """Record the first task that is gone as the cause if Spark has ended the tasks; the others ended with it."""
         reason = self._failure()
         if reason is None:
             return
-        for _ in range(self._channel.events.qsize()):  # what has come may say who failed first, and how
+        for _ in range(self._channel.events.qsize()):  # queued events may say which rank failed first, and how
             self._take(0)
         self._take_until(CONSEQUENCES_SECONDS, lambda: not self._open())
         open_members = self._open()
         if not open_members or any(outcome.kind != "finished" for outcome in self._outcomes):
             return
         first = min(open_members, key=lambda member: member.gone_since or math.inf)
-        # The task of a rank whose channel broke can tell Spark alone.
+        # A task whose channel broke can report its failure to Spark only.
         evidence = reason if "Traceback" in reason else ""
         self._lose(first, f"lost: its Spark task is gone ({short_reason(reason)})", evidence)
 
     def _look_for_lost(self) -> None:
-        """Ask the hosts of silent tasks whether they answer: all at once, while messages are handled."""
+        """Probe the hosts of silent tasks, all at once, while messages are handled."""
         now = time.monotonic()
         for task, member in self._members.items():
             if member.outcome is not None:
@@ -314,13 +314,13 @@ class Supervisor:
         return gone or min(self._channel.seconds_silent(task), now - self._awake_since) >= SILENT_SECONDS
 
     def _can_be_asked(self, task: int, hello: Hello) -> bool:
-        """Whether the driver reaches the port of a task that has just connected: a firewall may be between them."""
+        """Return whether the driver can connect to the port of a new task: a firewall may be between them."""
         if hello.probe_port is None:
             return False
         began = time.monotonic()
         if answers(hello.host, hello.probe_port):
             return True
-        # Only the silence of a task that is heard afterwards says something about the way to its host.
+        # A failed probe proves a blocked network only if the task still sends messages afterwards.
         while (silent := self._channel.seconds_silent(task)) > time.monotonic() - began:
             if silent > SILENT_SECONDS or self._closed.wait(_LOOK_SECONDS):
                 return True
@@ -334,19 +334,19 @@ class Supervisor:
         return False
 
     def _ask(self, member: Member) -> Future[bool]:
-        """Whether a task's own port answers: it does as long as its process lives and its host has a network."""
+        """Return whether a task's own port answers: it does while its process lives and its host has a network."""
         first, host, port = member.first_probe, member.host, member.hello.probe_port
-        # The first probes were begun before all others, so that none waits here for one that waits behind it.
+        # The first probes are queued before all others, so no probe waits here for one behind it in the queue.
         return self._probes.submit(lambda: first is None or port is None or not first.result() or answers(host, port))
 
     def _hanging(self, members: Iterable[Member]) -> bool:
-        """Whether one of these members has given no sign of life for too long."""
+        """Return whether one of these members has given no sign of life for too long."""
         now, latest = time.monotonic(), max(member.last_sign for member in self._members.values())
         for member in members:
             if not member.has_begun:
                 limit, since = self._limits.start, member.last_sign
             elif self._limits.hang is not None:
-                # A rank that never reports is judged by those that do.
+                # A rank that never reports is measured by the last sign of any rank.
                 limit, since = self._limits.hang, member.last_sign if member.signs else latest
             else:
                 continue
@@ -362,7 +362,7 @@ class Supervisor:
             member.stacks = None
             self._channel.send(task, SendStacks())
         self._take_until(_STACKS_SECONDS, lambda: all(m.stacks is not None or m.outcome for m in members))
-        # Signs of life that were on their way have been handled by now.
+        # By now, signs of life that were in transit have been handled.
         if not self._hanging(self._open()):
             return
         # The others wait for the suspect inside a collective operation.
@@ -375,7 +375,7 @@ class Supervisor:
             self._end(member, Outcome(member.rank, member.host, "hung", words, None, member.stacks or "", lines))
 
     def _look_for_late(self) -> None:
-        """Ranks that others wait for are given the time of a start."""
+        """End ranks that others wait for, if they take longer than a start may take."""
         missing = self._joining.missing(self._limits.start)
         if missing is None:
             return
@@ -385,7 +385,7 @@ class Supervisor:
             self._end(member, Outcome(member.rank, member.host, "hung", words, last_lines=tuple(member.last_lines)))
 
     def _pass_stop_on(self) -> None:
-        """Ask the ranks to stop where there is a reason, and end those that still run after the grace."""
+        """Ask the ranks to stop if there is a reason, and end those that still run after the grace period."""
         if self._stop_reason is None:
             self._stop_reason = self._tasks.stop_reason()
         if self._stop_reason is None:
@@ -402,7 +402,7 @@ class Supervisor:
             self.stop()
 
     def _grace_is_over(self) -> bool:
-        """Whether ranks that were asked to stop are ended for that; tasks count the grace themselves too."""
+        """Return whether the grace period after the request to stop is over; tasks also measure it themselves."""
         return self._stop_deadline is not None and time.monotonic() > self._stop_deadline - _GRACE_TOLERANCE_SECONDS
 
     def _outlasted_grace(self, member: Member) -> Outcome:
@@ -410,7 +410,7 @@ class Supervisor:
         return Outcome(member.rank, member.host, "requested", words, last_lines=tuple(member.last_lines))
 
     def _settle(self) -> None:
-        """After the first failure: wait for its cause and its consequences, then stop what is left."""
+        """Wait for the cause and the consequences of the first failure, then stop the remaining ranks."""
         self._end_fallen()
         caused = any(outcome.kind not in ("finished", "consequence") for outcome in self._outcomes)
         hung = any(outcome.kind == "hung" for outcome in self._outcomes)
@@ -420,7 +420,7 @@ class Supervisor:
             self._take_until(CONSEQUENCES_SECONDS, lambda: not self._open())
         self.stop()
         self._take_until(_STOP_SECONDS, lambda: all(member.gone_since is not None for member in self._open()))
-        # A host that is cut off is found here where its peers were faster than the limit of silence.
+        # This finds a disconnected host whose peers failed before its silence reached the limit.
         probes = [] if self._caused() else [(member, self._ask(member)) for member in self._open()]
         self._take_until(_PROBE_SECONDS, lambda: all(probe.done() for _, probe in probes))
         for member, probe in probes:
@@ -430,16 +430,16 @@ class Supervisor:
             self._end(member, Outcome(member.rank, member.host, "stopped", STOPPED))
 
     def _end_fallen(self) -> None:
-        """The ranks that spares took over have ended as their processes did, where the other ranks do not join them."""
+        """Record the ranks replaced by spares as dead if the other ranks do not rejoin."""
         known = len(self._outcomes)
         for outcome in self._joining.fallen:
             member = next(each for each in self._members.values() if each.rank == outcome.rank)
             self._end(member, outcome)
-        # They fell before what has ended the attempt, which may be an exception that follows from it.
+        # They died before the event that ended the attempt, which may be an exception caused by their death.
         self._outcomes[:] = [*self._outcomes[known:], *self._outcomes[:known]]
 
     def _end_waiting(self) -> None:
-        """Ranks that wait to join one that has finished would wait for ever."""
+        """End the ranks that wait to join a rank that has finished: they would wait forever."""
         finished = min(outcome.rank for outcome in self._outcomes if outcome.kind == "finished")
         for task in self._joining.ready:
             member = self._members[task]

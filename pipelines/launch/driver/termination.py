@@ -13,19 +13,19 @@ class Termination:
     """Whether the driver has received SIGTERM during an attempt."""
 
     def __init__(self) -> None:
-        """Nothing has been received."""
+        """Start without a received signal."""
         self.received = False
         self._request: Callable[[str], None] = lambda reason: None
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Take the signal; a second one takes effect at once."""
+        """Record the signal; a second one takes effect at once."""
         if self.received:
             raise KeyboardInterrupt("SIGTERM came twice")
         self.received = True
         self._request(_REASON)
 
     def tell(self, request: Callable[[str], None]) -> None:
-        """Call this with the reason when the signal arrives, or now where it has."""
+        """Call `request` with the reason when the signal arrives, or now if it has arrived."""
         self._request = request
         if self.received:
             request(_REASON)
@@ -33,9 +33,9 @@ class Termination:
 
 @contextmanager
 def delayed_sigterm() -> Iterator[Termination]:
-    """Turn SIGTERM into a request inside this block; at its end the signal takes the effect that it had before.
+    """Turn SIGTERM into a request inside this block; at the end of the block the signal takes its usual effect.
 
-    Only the main thread of a process handles signals: elsewhere this changes nothing.
+    Only the main thread of a process handles signals: in other threads this changes nothing.
     """
     termination = Termination()
     previous = signal.getsignal(signal.SIGTERM)

@@ -12,7 +12,7 @@ from pipelines.launch.keras_door.keras_3 import native, shared
 class BroadcastGlobalVariables:
     """Sends the weights of the model and the variables of its optimizer from one rank to all others, once.
 
-    This happens before the first step where the model has its weights by then on every rank, and otherwise after it.
+    The callback does this before the first step if the model has its weights on every rank, and otherwise after it.
     """
 
     model: Any
@@ -23,7 +23,7 @@ class BroadcastGlobalVariables:
         Args:
             root_rank: The rank that sends.
             device: Name of the TensorFlow device of the operations; empty: TensorFlow chooses.
-            local_variables: A variable, or several, that every rank keeps as it is.
+            local_variables: One or several variables that keep their own value on every rank.
         """
         super().__init__()
         self.root_rank, self.device, self.broadcast_done = root_rank, device, False
@@ -34,12 +34,12 @@ class BroadcastGlobalVariables:
         self._local = {native(variable).ref() for variable in local_variables}
 
     def register_local_var(self, var: Any) -> None:
-        """Let every rank keep this variable as it is."""
+        """Let every rank keep its own value of this variable."""
         self._local.add(native(var).ref())
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcast, if every rank has its weights."""
-        # A rank that has loaded a checkpoint has weights when the others may have none yet.
+        """Broadcast if every rank has its weights."""
+        # A rank that has loaded a checkpoint has weights, while the others may have none yet.
         ready = hvd.allreduce(tf.constant(float(_has_weights(self.model))), op=hvd.Sum, name="BroadcastReady")
         if not self.broadcast_done and int(ready) == hvd.size():
             if not self.model.optimizer.built:
@@ -47,7 +47,7 @@ class BroadcastGlobalVariables:
             self._broadcast()
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcast after the first step, if it could not be done before."""
+        """Broadcast after the first step if this was not possible before."""
         if not self.broadcast_done:
             self._broadcast()
 
@@ -63,15 +63,15 @@ class BroadcastGlobalVariables:
 
 
 class MetricAverage:
-    """Replaces the metrics of each epoch by their mean over the ranks, also for the callbacks that come after it."""
+    """Replaces the metrics of each epoch by their mean over the ranks, also for later callbacks in the list."""
 
     def __init__(self, device: str = "") -> None:
-        """Name the TensorFlow device of the operations; empty: TensorFlow chooses."""
+        """Choose the TensorFlow device of the operations by name; empty: TensorFlow chooses."""
         super().__init__()
         self.device = device
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Average what `logs` holds, in place."""
+        """Average the values of `logs` in place."""
         if not logs:
             return
         names = sorted(logs)
@@ -102,12 +102,12 @@ class LearningRateSchedule:
         Args:
             initial_lr: Learning rate at the multiplier 1.
             multiplier: A function of the epoch, or a factor per epoch since `start_epoch`.
-            start_epoch: First epoch in which the schedule holds.
-            end_epoch: First epoch in which it does not hold any more; None: it holds to the end.
-            staircase: Change the rate at the first step of an epoch only. Otherwise at every step, and the epoch that
-                `multiplier` gets is a fraction.
-            momentum_correction: Scale the velocity of SGD and RMSprop with the rate, which it contains.
-            steps_per_epoch: Number of steps of an epoch; None: Keras says it.
+            start_epoch: First epoch of the schedule.
+            end_epoch: First epoch after the schedule; None: the schedule continues to the end.
+            staircase: Whether the rate changes only at the first step of an epoch. Otherwise it changes at every step,
+                and `multiplier` gets a fractional epoch.
+            momentum_correction: Whether to scale the velocity of SGD and RMSprop with the rate, which it contains.
+            steps_per_epoch: Number of steps of an epoch; None: Keras knows it.
 
         Raises:
             ValueError: `initial_lr` is None.
@@ -125,10 +125,10 @@ class LearningRateSchedule:
             self.multiplier = lambda epoch: factor ** (epoch - start_epoch)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Find the number of steps of an epoch, where it is needed.
+        """Find the number of steps of an epoch if it is needed.
 
         Raises:
-            ValueError: Neither Keras nor the caller knows it.
+            ValueError: Neither Keras nor the caller gives the number.
         """
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps")
@@ -137,7 +137,7 @@ class LearningRateSchedule:
                 raise ValueError(f"Keras does not know the number of steps of an epoch: pass steps_per_epoch to {name}")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Remember the epoch."""
+        """Store the epoch."""
         self.current_epoch = epoch
 
     def on_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -152,7 +152,7 @@ class LearningRateSchedule:
             self._set_rate(self.current_epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Report the rate among the metrics, as `lr`."""
+        """Add the rate to the metrics as `lr`."""
         if logs is not None:
             logs["lr"] = _rate(self.model.optimizer)
 
@@ -179,7 +179,7 @@ class LearningRateWarmup(LearningRateSchedule):
         steps_per_epoch: int | None = None,
         verbose: int = 0,
     ) -> None:
-        """Describe the warm-up: as `LearningRateSchedule`, over `warmup_epochs`; with `verbose` its end is shown."""
+        """Describe the warm-up over `warmup_epochs` as in `LearningRateSchedule`; `verbose` prints its end."""
         super().__init__(
             initial_lr,
             self._share,
@@ -191,7 +191,7 @@ class LearningRateWarmup(LearningRateSchedule):
         self._warmup_epochs, self.verbose = warmup_epochs, verbose
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Report the rate, and the end of the warm-up where `verbose`."""
+        """Report the rate, and print the end of the warm-up if `verbose`."""
         super().on_epoch_end(epoch, logs)
         if epoch == self._warmup_epochs - 1 and self.verbose > 0 and hvd.rank() == 0:
             rate = _rate(self.model.optimizer)
@@ -210,7 +210,7 @@ CALLBACKS: dict[str, type] = {
     "LearningRateScheduleCallback": LearningRateSchedule,
     "LearningRateWarmupCallback": LearningRateWarmup,
 }
-"""The classes by the name that Horovod gives them."""
+"""The classes by their names in Horovod."""
 
 
 def _has_weights(model: Any) -> bool:
@@ -224,7 +224,7 @@ def _rate(optimizer: Any) -> float:
 
 
 def _velocities(optimizer: Any) -> list[Any]:
-    """Variables in which SGD and RMSprop keep a moving sum of updates, each multiplied by its learning rate."""
+    """Return the variables of SGD and RMSprop with a moving sum of updates, each multiplied by its learning rate."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if type(inner).__name__ == "SGD":
         return list(getattr(inner, "momentums", None) or [])

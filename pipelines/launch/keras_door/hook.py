@@ -1,7 +1,7 @@
-"""Repairs Horovod for Keras 3 when user code imports it; importing this module itself imports neither of them.
+"""The repair of Horovod for Keras 3 at the user's import; importing this module imports neither of them.
 
-Horovod 0.28.1 was written for Keras 2. Under Keras 3 its `DistributedOptimizer` averages nothing and reports no error,
-and its callbacks raise. A rank therefore repairs each module of Horovod as soon as that module has been imported.
+Horovod 0.28.1 was written for Keras 2. Under Keras 3, its `DistributedOptimizer` averages nothing and reports no error,
+and its callbacks raise. Therefore a rank repairs each module of Horovod right after its import.
 """
 
 import importlib
@@ -19,11 +19,11 @@ _REPAIRS = {
     "horovod.tensorflow.keras.callbacks": "repair_callbacks",
     "horovod.tensorflow.keras": "repair_backend",
 }
-"""Which function of `repairs` takes which module."""
+"""The function of `repairs` for each module."""
 
 
 def install() -> None:
-    """Repair these modules of Horovod when they are imported from now on, and now those that already are."""
+    """Repair these modules of Horovod: imported ones now, the others at their import."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
         for name in filter(sys.modules.__contains__, _REPAIRS):

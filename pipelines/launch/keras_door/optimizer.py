@@ -18,18 +18,18 @@ _said = False
 
 
 class DistributedApply:
-    """Takes the place of one optimizer's `apply`, through which `fit` and `apply_gradients` hand it gradients.
+    """Replaces one optimizer's `apply`, which `fit` and `apply_gradients` call with the gradients.
 
-    The optimizer keeps its class, and so its model is saved as one that needs no Horovod. With `passes` above 1 the
-    gradients of so many calls are added first. The calls between leave the weights as they are.
+    The optimizer keeps its class, so its saved model does not need Horovod. With `passes` above 1, the gradients of
+    that number of calls are added first. The calls before the last one do not change the weights.
     """
 
     def __init__(self, optimizer: Any, reduction: Reduction, passes: int, average_passes: bool) -> None:
-        """Remember the optimizer.
+        """Store the optimizer.
 
         Args:
-            optimizer: One of Keras 3.
-            reduction: What makes the ranks' gradients one.
+            optimizer: An optimizer of Keras 3.
+            reduction: Reduction of the ranks' gradients.
             passes: Number of calls whose gradients are added before they are averaged over the ranks.
             average_passes: Divide that sum by `passes`.
         """
@@ -42,7 +42,7 @@ class DistributedApply:
         """Average the gradients and apply them; the arguments are those of `keras.optimizers.Optimizer.apply`."""
         optimizer, gradients = self.optimizer, list(grads)
         if not gradients or (trainable_variables is None and not optimizer.built):
-            type(optimizer).apply(optimizer, gradients, trainable_variables)  # nothing to do, or Keras's own error
+            type(optimizer).apply(optimizer, gradients, trainable_variables)  # a no-op, or Keras's own error
             return
         variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
         if self._passes == 1:
@@ -82,13 +82,13 @@ class DistributedApply:
         return True
 
     def _skip(self) -> Any:
-        # As Horovod does: schedules of the learning rate count every call.
+        # Horovod does the same: schedules of the learning rate count every call.
         getattr(self.optimizer, "inner_optimizer", self.optimizer).iterations.assign_add(1)
         return False
 
 
 def distribution(optimizer: object) -> DistributedApply | None:
-    """How an optimizer averages; None where it does not."""
+    """Return how an optimizer averages; None if it does not."""
     apply = getattr(optimizer, "__dict__", {}).get("apply")
     return apply if isinstance(apply, DistributedApply) else None
 
@@ -111,14 +111,14 @@ def distribute(
 ) -> Any:
     """Make an optimizer of Keras 3 average over the ranks, and return it; the arguments are Horovod's.
 
-    Differs from Horovod under Keras 2: the optimizer itself is changed, with the state that it has, and not a copy.
-    All gradients of one type travel in one grouped operation unless `groups` says otherwise, so that a repeated run
-    adds in the same order.
+    Differs from Horovod under Keras 2: this changes the optimizer itself, with its state, and not a copy.
+    Without `groups`, one grouped operation sends all gradients of one type, so that a repeated run adds in the same
+    order.
 
     Raises:
-        TypeError: It is no optimizer of Keras 3.
-        ValueError: It averages already, or a value is out of range.
-        RuntimeError: Keras computes with another backend than TensorFlow.
+        TypeError: The object is not an optimizer of Keras 3.
+        ValueError: The optimizer already averages, or a value is out of range.
+        RuntimeError: Keras uses another backend than TensorFlow.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(
@@ -154,10 +154,10 @@ def distribute(
 
 
 def average_scaled_gradients(optimizer: Any) -> None:
-    """Where Keras has wrapped a distributed optimizer to scale its loss, let the wrapper average.
+    """Let Keras's loss scaler average if it wraps a distributed optimizer.
 
-    It skips a step whose gradients overflow. The ranks would disagree on that, and then wait for each other for ever,
-    if each looked at its own gradients before they are averaged.
+    The loss scaler skips a step whose gradients overflow. If each rank checked its own gradients before averaging, the
+    ranks would disagree and then wait for each other forever.
     """
     inner: Any = getattr(optimizer, "inner_optimizer", None)
     apply = distribution(inner)
@@ -177,7 +177,7 @@ def load_distributed(
     """Load a model whose optimizer continues from its saved state and averages over the ranks.
 
     Raises:
-        ValueError: `legacy_opts`, which Keras 3 does not have.
+        ValueError: `legacy_opts` is set, which Keras 3 does not have.
     """
     if legacy_opts:
         raise ValueError(f"legacy_opts=True, but Keras {version_of(keras)} has no legacy optimizers: leave it out")
@@ -192,7 +192,7 @@ def load_distributed(
 
 
 def _refuse_jit(keras: ModuleType) -> None:
-    """Let `Model.compile` turn `jit_compile="auto"` off where the optimizer averages, and refuse an explicit true.
+    """Make `Model.compile` turn off `jit_compile="auto"` if the optimizer averages, and refuse an explicit true.
 
     XLA cannot compile Horovod's collectives.
     """
@@ -205,10 +205,10 @@ def _refuse_jit(keras: ModuleType) -> None:
     @wraps(compile_model)
     def compile_without_jit(self: Any, *args: Any, **kwargs: Any) -> Any:
         optimizer = args[0] if args else kwargs.get("optimizer")
-        inner = getattr(optimizer, "inner_optimizer", None)  # of a loss scaler
+        inner = getattr(optimizer, "inner_optimizer", None)  # the optimizer inside a loss scaler
         if distribution(optimizer) is None and distribution(inner) is None:
             return compile_model(self, *args, **kwargs)
-        kwargs.pop("experimental_run_tf_function", None)  # Horovod's documents ask for it; without effect since TF 2.4
+        kwargs.pop("experimental_run_tf_function", None)  # Horovod's documentation asks for it; no effect since TF 2.4
         bound = signature.bind(self, *args, **kwargs)
         wanted = bound.arguments.get("jit_compile", "auto")
         if wanted == "auto":

@@ -13,7 +13,7 @@ from pipelines.launch.keras_door.keras_3 import native
 
 @dataclass(frozen=True)
 class Reduction:
-    """How gradients of all ranks become one; the fields are arguments of Horovod's `DistributedOptimizer`."""
+    """The reduction of all ranks' gradients; the fields are arguments of Horovod's `DistributedOptimizer`."""
 
     name: str
     """Name of the operations."""
@@ -28,12 +28,12 @@ class Reduction:
     """Number of groups, or the variables of each group; None: one group."""
     process_set: Any
     scale_local_gradients: bool
-    """Divide gradients that stay local by the number of ranks."""
+    """Whether gradients that stay local are divided by the number of ranks."""
     local: set[Any] = field(default_factory=set)
     """References to variables whose gradients stay local."""
 
     def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return what each gradient became; None and gradients that stay local keep their places."""
+        """Return the reduced gradients; None and gradients that stay local keep their positions."""
         reduced = [self._dense(gradient) for gradient in gradients]
         if not self.process_set.included() or self.process_set.size() == 1:
             return reduced
@@ -64,10 +64,10 @@ class Reduction:
         return tf.convert_to_tensor(gradient) if sparse and self.sparse_as_dense else gradient
 
     def _groups(self, sent: list[int], references: list[Any], gradients: list[Any]) -> list[list[int]]:
-        """Positions by group, in an order that is the same on every rank; one operation takes one type only."""
+        """Return positions by group, in the same order on every rank; one operation takes only one type."""
         groups: dict[Any, list[int]] = defaultdict(list)
         for place, position in enumerate(sent):
-            # Horovod mistakes the tensors of a group where sparse ones are not its first.
+            # Horovod mixes up the tensors of a group if a sparse one is not its first.
             gradient = gradients[position]
             alone = position if isinstance(gradient, tf.IndexedSlices) else None
             groups[self._group(place, len(sent), references[position]), gradient.dtype, alone].append(position)
@@ -81,7 +81,7 @@ class Reduction:
         for number, group in enumerate(self.groups):
             if any(native(variable).ref() == reference for variable in group):
                 return number
-        return reference  # a group of its own
+        return reference  # a separate group
 
 
 def _divided(gradient: Any, divisor: int) -> Any:

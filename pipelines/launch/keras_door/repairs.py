@@ -1,4 +1,4 @@
-"""What is replaced in which module of Horovod; `hook` calls these functions when the module has been imported."""
+"""Replacements in Horovod's modules; `hook` calls these functions when the module has been imported."""
 
 from functools import wraps
 from types import ModuleType
@@ -8,7 +8,7 @@ from pipelines.launch.keras_door.keras_3 import is_keras_3, native, shared
 
 
 def accept_keras_variables(functions: ModuleType) -> None:
-    """`hvd.broadcast_variables` takes variables of Keras 3."""
+    """Let `hvd.broadcast_variables` take variables of Keras 3."""
     broadcast_variables = functions.broadcast_variables
 
     @wraps(broadcast_variables)
@@ -19,7 +19,7 @@ def accept_keras_variables(functions: ModuleType) -> None:
 
 
 def accept_keras_sources(horovod: ModuleType) -> None:
-    """`hvd.DistributedGradientTape` takes gradients by variables of Keras 3."""
+    """Let `hvd.DistributedGradientTape` take gradients by variables of Keras 3."""
     distributed_tape = horovod.DistributedGradientTape
 
     @wraps(distributed_tape)
@@ -40,7 +40,7 @@ def accept_keras_sources(horovod: ModuleType) -> None:
 
 
 def repair_optimizers(implementation: ModuleType) -> None:
-    """`hvd.DistributedOptimizer`, `hvd.PartialDistributedOptimizer` and `hvd.load_model` work with Keras 3."""
+    """Let `hvd.DistributedOptimizer`, `hvd.PartialDistributedOptimizer` and `hvd.load_model` work with Keras 3."""
     create, load = implementation.create_distributed_optimizer, implementation.load_model
 
     @wraps(create)
@@ -64,7 +64,7 @@ def repair_optimizers(implementation: ModuleType) -> None:
 
 
 def repair_callbacks(callbacks: ModuleType) -> None:
-    """The four callbacks work with the Keras that their module uses: 3, or tf_keras."""
+    """Let the four callbacks work with the Keras that their module uses: 3, or tf_keras."""
     from pipelines.launch.keras_door.callbacks import CALLBACKS
 
     keras = callbacks.keras
@@ -75,7 +75,7 @@ def repair_callbacks(callbacks: ModuleType) -> None:
 
 
 def repair_backend(horovod_keras: ModuleType) -> None:
-    """With tf_keras, Horovod's functions use its backend instead of that of Keras 3."""
+    """Let Horovod's functions for tf_keras use its backend instead of that of Keras 3."""
     keras = horovod_keras.keras
     if not is_keras_3(keras):
         horovod_keras.K = keras.backend  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Which CUDA a host's NVIDIA driver serves, and which one its TensorFlow needs; neither of them is loaded."""
+"""The CUDA version that a host's NVIDIA driver supports, and the one that TensorFlow needs; neither is loaded."""
 
 import re
 import runpy
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipelines.machine.proc import nvidia_kernel_module
 
-# By CUDA's major version: the oldest driver that serves all of its minor versions. NVIDIA, CUDA Compatibility, "Minor
+# By CUDA's major version: the oldest driver that supports all its minor versions. NVIDIA, CUDA Compatibility, "Minor
 # Version Compatibility", table 1: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
 _OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
 _BUILD = "python/platform/build_info.py"
@@ -18,10 +18,10 @@ _SECONDS = 20.0
 
 @cache
 def complaint() -> str:
-    """Say why TensorFlow would see no GPU on this host; empty where it would, or where one of both is not known.
+    """Return why TensorFlow would see no GPU on this host; empty if it would, or if a version is not known.
 
-    From CUDA 11 on, a driver serves every CUDA of the same major version, and of earlier ones. TensorFlow itself only
-    logs a warning, and trains on the processor.
+    From CUDA 11 on, a driver supports every CUDA of the same or an earlier major version. TensorFlow itself only logs a
+    warning, and trains on the processor.
     """
     needed = _needed()
     if needed is None:
@@ -39,10 +39,10 @@ def complaint() -> str:
 
 
 def served_by(nvidia_smi: str, kernel_module: str) -> int | None:
-    """Give the newest major version of CUDA that a driver serves; None where that is not said.
+    """Return the newest major version of CUDA that a driver supports; None if it is unknown.
 
     Args:
-        nvidia_smi: What `nvidia-smi` prints. Its header counts a compatibility package, which the driver does not know.
+        nvidia_smi: Output of `nvidia-smi`. Its header includes a compatibility package, which the driver does not know.
         kernel_module: Content of `/proc/driver/nvidia/version`.
     """
     if match := re.search(r"CUDA Version:\s*(\d+)\.\d+", nvidia_smi):
@@ -54,7 +54,7 @@ def served_by(nvidia_smi: str, kernel_module: str) -> int | None:
 
 
 def _needed() -> str | None:
-    """The CUDA that TensorFlow is built for, as it tells itself; importing it would take ten seconds."""
+    """Return the CUDA version in TensorFlow's build file; importing TensorFlow would take ten seconds."""
     spec = find_spec("tensorflow")
     for folder in (spec and spec.submodule_search_locations) or ():
         file = Path(folder, _BUILD)

@@ -1,11 +1,11 @@
-"""One interpreter of a host that has imported TensorFlow, and from which processes are forked in milliseconds.
+"""The fork server: an interpreter that has imported TensorFlow and forks processes in milliseconds.
 
 Importing TensorFlow, Keras and Horovod takes ten seconds in every process. A server imports them once, at its first
-request. Every later process is a fork of it: it shares the imports and their memory. The server never runs an
-operation of TensorFlow and never touches a GPU, because neither survives a fork.
+request. Every later process is a fork of the server, and shares the imports and their memory. The server never runs
+an operation of TensorFlow and never uses a GPU, because neither survives a fork.
 
-A request is one message on a Unix socket: a module to run as `python -m` does, with its arguments, environment,
-working folder, signal mask and descriptors. The answer is the process's number, and later how it ended.
+A request is one message on a Unix socket: a module for `python -m`, its arguments, environment, working folder, signal
+mask and descriptors. The answer is the process's number, and later its exit code.
 """
 
 import gc
@@ -32,33 +32,33 @@ from pipelines.launch.keras_door import hook
 from pipelines.machine.proc import namespace
 
 FORK_SERVER_VARIABLE = "GROUNDSWELL_FORK_SERVER"
-"""Names the socket of the server that ranks of this host come from; without it each rank is a new interpreter."""
+"""The variable with the socket of this host's fork server; without it each rank is a new interpreter."""
 _MAXIMUM_ANSWER = 1 << 12
 _MAXIMUM_REQUEST = 1 << 18
 _MAXIMUM_DESCRIPTORS = 16
 _OUT_OF_MASK = frozenset({signal.SIGTERM, signal.SIGUSR1})
-# What the interpreter, the C library and these packages read once, at their start. A process that wants other values
-# has to be a new interpreter.
+# The interpreter, the C library and these packages read these variables once, at their start. A process with other
+# values must be a new interpreter.
 _READ_AT_START = ("KERAS_", "LD_", "MALLOC_", "PYTHON", "TF_USE_LEGACY_KERAS")
-# Spark's own begin with PYTHON_. It sets PYTHONHASHSEED to 0 in its tasks: every fork has that.
+# Spark's variables begin with PYTHON_. Spark sets PYTHONHASHSEED to 0 in its tasks, and so every fork has this value.
 _READ_LATER = ("PYTHON_", "PYTHONHASHSEED", "PYTHONPATH", "PYTHONUNBUFFERED")
 _WITH_THREADS = ("polars",)
-"""Packages that start threads when they are imported, and wait for them when the interpreter ends; MLflow takes it."""
+"""Packages that start threads at their import and wait for them when the interpreter ends; MLflow imports polars."""
 
 
 class RefusedError(RuntimeError):
-    """The server cannot fork what was asked for: it has other imports or another environment."""
+    """The error when the server cannot fork a process because its imports or environment differ."""
 
 
 class ForkServer:
-    """A server, which ends with the process that started it; its processes go on."""
+    """A server that ends with the process that started it; its forked processes continue."""
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         """Start the server; it imports nothing yet.
 
         Args:
-            modules: What it imports at its first request.
-            environment: Its variables; None: those of this process.
+            modules: Modules that the server imports at its first request.
+            environment: Variables of the server; None: those of this process.
         """
         self._folder = tempfile.TemporaryDirectory(prefix="groundswell-fork-")  # only its owner can enter it
         self.address = str(Path(self._folder.name) / "socket")
@@ -75,7 +75,7 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The process ID of the server."""
         return self._process.pid
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class ForkServer:
 
 
 class ForkedProcess:
-    """A process that a server has forked, with the part of `subprocess.Popen` that the launcher uses."""
+    """A process forked by a server, with the part of `subprocess.Popen` that the launcher uses."""
 
     def __init__(
         self,
@@ -108,16 +108,16 @@ class ForkedProcess:
         output: int,
         descriptors: Sequence[int] = (),
     ) -> None:
-        """Ask a server for a process in a session of its own, and wait until it exists.
+        """Request a process in a new session from a server, and wait until it exists.
 
         Args:
             address: The server's socket.
-            module: Module that runs as `python -m` does.
-            arguments: Its arguments, after which the numbers of `descriptors` follow.
-            environment: All its variables.
+            module: Module that runs as with `python -m`.
+            arguments: Arguments of the module; the numbers of `descriptors` follow them.
+            environment: All variables of the process.
             stdin: Descriptor of its standard input.
             output: Descriptor of its standard output and error.
-            descriptors: Further ones, which have other numbers there.
+            descriptors: Further descriptors, which have other numbers in the process.
 
         Raises:
             RefusedError: The process would need another interpreter.
@@ -146,14 +146,14 @@ class ForkedProcess:
             raise
 
     def poll(self) -> int | None:
-        """The exit code, or the negative number of the signal that ended it; None while it runs."""
+        """Return the exit code, or the negative number of the signal that ended the process; None while it runs."""
         return self._ended(socket.MSG_DONTWAIT)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end.
+        """Wait for the end of the process.
 
         Raises:
-            TimeoutError: It has not come within that many seconds.
+            TimeoutError: The process still runs after `timeout` seconds.
         """
         if self.returncode is None:
             self._socket.settimeout(timeout)
@@ -162,13 +162,13 @@ class ForkedProcess:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, if it still runs."""
+        """Send the process a signal if it still runs."""
         if self.poll() is None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Ask the process to end."""
         self.send_signal(signal.SIGTERM)
 
     def _ended(self, flags: int) -> int | None:
@@ -179,7 +179,7 @@ class ForkedProcess:
                 return None
             if answer:
                 self.returncode = int(answer)
-            else:  # the server is gone: nobody can tell how the process ends
+            else:  # the server is gone: the exit code of the process cannot become known
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
                 self.returncode = -signal.SIGKILL
@@ -189,16 +189,16 @@ class ForkedProcess:
 
 
 def main() -> int | None:
-    """Serve; in a forked process, what its module returns."""
+    """Serve; in a forked process, return the result of its module."""
     listener, modules = socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]
     signal.pthread_sigmask(signal.SIG_BLOCK, _OUT_OF_MASK)  # a fork must not miss one before it has a handler
-    logging.basicConfig()  # else TensorFlow would add a handler of its own to its logger
+    logging.basicConfig()  # otherwise TensorFlow adds its own handler to its logger
     request = _Server(listener, modules).serve()
     return None if request is None else _run(*request)
 
 
 class _Server:
-    """Forks a process for each request, and passes on how it ended."""
+    """Forks a process for each request, and sends its exit code."""
 
     def __init__(self, listener: socket.socket, modules: Sequence[str]) -> None:
         self._listener, self._modules = listener, modules
@@ -207,7 +207,7 @@ class _Server:
         self._selector.register(listener, selectors.EVENT_READ)
 
     def serve(self) -> tuple[dict[str, Any], list[int]] | None:
-        """Return None when the owner has ended, and in each forked process what it was asked for."""
+        """Return None when the owner has ended, and in each forked process its request."""
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj == 0:
@@ -220,7 +220,7 @@ class _Server:
                     return request
 
     def _fork_for(self, connection: Any) -> tuple[dict[str, Any], list[int]] | None:
-        """Fork what a connection asks for; the request in the new process, None in this one."""
+        """Fork for a connection's request; return the request in the new process, None in this one."""
         self._selector.unregister(connection)
         data, descriptors, *_ = socket.recv_fds(connection, _MAXIMUM_REQUEST, _MAXIMUM_DESCRIPTORS)
         request = json.loads(data) if data else None
@@ -230,7 +230,7 @@ class _Server:
             connection.close()
         else:
             _import(self._modules)
-            gc.freeze()  # the collector of a fork would copy every page of what it shares
+            gc.freeze()  # otherwise the garbage collector of a fork would copy every shared page
             pid = os.fork()
             if pid == 0:
                 os.setsid()
@@ -244,7 +244,7 @@ class _Server:
         return None
 
     def _close_all(self) -> None:
-        """Close what belongs to the server, objects too: one that ends later would close another file of its number."""
+        """Close the server's files and objects: a later `close` would close another file with the same number."""
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
@@ -256,7 +256,7 @@ class _Server:
     def _pass_on_the_end(self, key: selectors.SelectorKey) -> None:
         pid, connection = key.data
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        with suppress(OSError):  # nobody waits for it any more
+        with suppress(OSError):  # the client no longer waits for it
             connection.send(str(code).encode())
         self._selector.unregister(key.fileobj)
         os.close(key.fd)
@@ -264,11 +264,11 @@ class _Server:
 
 
 def _import(names: Sequence[str]) -> None:
-    """Import modules, but for packages of threads, which a fork lacks: there they are imported when they are used."""
+    """Import modules, except packages with threads, which a fork lacks; a fork imports those at first use."""
     if not all(name in sys.modules for name in names):
-        hook.install()  # Horovod is repaired while it is imported
+        hook.install()  # repairs Horovod at its import
         for name in _WITH_THREADS:
-            sys.modules[name] = None  # type: ignore[assignment]  # as one that is not installed
+            sys.modules[name] = None  # type: ignore[assignment]  # as if not installed
         for name in names:
             importlib.import_module(name)
         for name in _WITH_THREADS:
@@ -280,12 +280,12 @@ def _path() -> str:
 
 
 def _home() -> str:
-    """Where code and packages come from, and the network that its connections are made in."""
+    """Return the location of code and packages, and the network namespace of this process."""
     return f"{sys.prefix}, {Path(__file__).parent}, {namespace('net')}"
 
 
 def _difference(request: dict[str, Any]) -> str:
-    """Why a fork of this process cannot be what was asked for; empty where it can."""
+    """Return why a fork of this process cannot satisfy the request; empty if it can."""
     own, wanted = (_read_at_start(each) for each in (os.environ, request["environment"]))
     names = sorted(name for name, value in own.items() ^ wanted.items())
     if names:
@@ -302,7 +302,7 @@ def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _run(request: dict[str, Any], descriptors: Sequence[int]) -> int | None:
-    """Become the process that was asked for, and run its module."""
+    """Become the requested process, and run its module."""
     stdin, output, *others = descriptors
     for descriptor, number in ((stdin, 0), (output, 1), (output, 2)):
         os.dup2(descriptor, number)
@@ -313,11 +313,11 @@ def _run(request: dict[str, Any], descriptors: Sequence[int]) -> int | None:
     os.environ.update(request["environment"])
     wanted_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:] = [*filter(None, wanted_path), *(entry for entry in sys.path if entry not in own_path)]
-    for packages in site.getsitepackages():  # they are in the server's own path
+    for packages in site.getsitepackages():  # they are already in the server's path
         site.addsitedir(packages)
     sys.argv = [request["module"], *request["arguments"], *map(str, others)]
     os.chdir(request["folder"])
-    # As in a new interpreter: nobody has drawn a number, written a log or looked for a temporary folder.
+    # Reset the state to that of a new interpreter: random numbers, log handlers and the temporary folder.
     random.seed()
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()

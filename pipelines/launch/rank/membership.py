@@ -1,4 +1,4 @@
-"""How a rank joins the others, at the start and again after one of them has died, and what outlives its process."""
+"""The join of a rank, at the start and after the death of another rank, and the memory that outlives its process."""
 
 import logging
 import os
@@ -9,9 +9,9 @@ from pipelines.launch.wire.messages import Join, Ready, TakeOver, decode
 
 ORPHAN_EXIT_CODE = 113
 NOTHING_KEPT = "a rank has died before every rank had done a step"
-"""What a rank says, in an exception, that has joined again and can go on from nothing: the death is the cause."""
+"""Message of a rank that rejoined but has no state to continue from; the death of the other rank is the cause."""
 CYCLE_TIME = "HOROVOD_CYCLE_TIME"
-"""Where it is set and ranks join again, Horovod 0.28 takes another size for its fusion buffer than at the start."""
+"""A variable that makes Horovod 0.28 change the size of its fusion buffer when ranks rejoin."""
 _log = logging.getLogger(__name__)
 _orders: Connection | None = None
 _memory: tuple[int, ...] = ()
@@ -22,15 +22,15 @@ def join(progress: int = 0) -> None:
     """Wait until every rank is ready to join, then set the variables that Horovod needs for it.
 
     Call `hvd.init` right after this; all ranks do so at the same time. After a rank has died, the others call
-    `hvd.shutdown`, then this, then `hvd.init`. Outside a rank this does nothing.
+    `hvd.shutdown`, then this function, then `hvd.init`. Outside a rank this does nothing.
 
     Args:
-        progress: How far the function is, in units of its own. The launcher gives up where ranks die again and again
-            and this does not rise.
+        progress: Progress of the function, in any unit. The launcher gives up if ranks die repeatedly and this value
+            does not rise.
     """
     if _orders is None:
         return
-    if _memory and os.environ.pop(CYCLE_TIME, None) is not None:  # of the executors; the driver refuses its own
+    if _memory and os.environ.pop(CYCLE_TIME, None) is not None:  # set on the executors; the driver refuses its own
         _log.warning("%s of this host is ignored: Horovod 0.28 cannot join again with it", CYCLE_TIME)
     send(Ready(progress))
     order = _next_order(_orders)
@@ -39,19 +39,19 @@ def join(progress: int = 0) -> None:
 
 
 def is_spare() -> bool:
-    """Whether this process is a spare that waits for its turn; the launcher calls the function in it too."""
+    """Return whether this process is a spare that waits for its turn; it also runs the function."""
     return _is_spare
 
 
 def is_turn() -> bool:
-    """Whether a spare's rank has died, so that `wait_for_turn` returns at once."""
+    """Return whether a spare's rank has died, so that `wait_for_turn` returns at once."""
     return _orders is not None and _orders.poll()
 
 
 def wait_for_turn() -> None:
-    """Wait, in a spare, until the rank's own process has died; this process is the rank from then on.
+    """Wait, in a spare, until the rank's own process has died; then this process becomes the rank.
 
-    In any other process this returns at once. A spare must not report, join or write anything before.
+    In any other process this returns at once. A spare must not report, join or write anything before that.
     """
     global _is_spare
     if _is_spare:
@@ -62,15 +62,15 @@ def wait_for_turn() -> None:
 
 
 def kept_memory() -> tuple[int, ...]:
-    """Return descriptors of three files in memory that the rank's process and its spare share; empty without spares.
+    """Return descriptors of three in-memory files shared by the rank's process and its spare; empty without spares.
 
-    They begin empty, and end with the rank's task.
+    The files are empty at first, and disappear with the rank's task.
     """
     return _memory
 
 
 def connect(orders: Connection, memory: tuple[int, ...], *, spare: bool) -> None:
-    """Take orders through this connection from now on; the rank's process calls this."""
+    """Use this connection for orders from now on; the rank's process calls this."""
     global _orders, _memory, _is_spare
     _orders, _memory, _is_spare = orders, memory, spare
 

@@ -1,4 +1,4 @@
-"""The process of one rank as its task holds it; it and all that it started end with the task."""
+"""The process of one rank, owned by its task; the process and all its children end with the task."""
 
 import json
 import logging
@@ -29,9 +29,9 @@ _MARK = "GROUNDSWELL_WORKER"
 _RANK_MODULE = "pipelines.launch.rank.rank_main"
 _log = logging.getLogger(__name__)
 HOST_TMPDIR_VARIABLE = "GROUNDSWELL_HOST_TMPDIR"
-"""Names the host's temporary folder, for files that the ranks of a host share; each rank has a `TMPDIR` of its own."""
+"""The variable with the host's temporary folder, for shared files of its ranks; each rank has its own `TMPDIR`."""
 
-# TensorFlow on a CPU pays for the first touch of every page of a large temporary array: glibc must keep its memory.
+# On a CPU, TensorFlow pays for the first access to each page of a large temporary array: glibc must keep the memory.
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
@@ -40,14 +40,14 @@ ALLOCATOR = {
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 _INHERITED = (
     *("HOROVOD_", "NCCL_", "KERAS_BACKEND", "TF_USE_LEGACY_KERAS"),
-    # A function that writes to MLflow needs the address and the credentials that the driver has.
+    # A function that writes to MLflow needs the driver's address and credentials.
     *("MLFLOW_TRACKING_", "MLFLOW_REGISTRY_URI", "MLFLOW_EXPERIMENT_"),
     *("DATABRICKS_HOST", "DATABRICKS_TOKEN", "DATABRICKS_CLIENT_"),
 )
 
-# Spark may kill a task at any time, and a rank that is stuck watches nothing. So a shell waits for the end of its
-# input, which is the end of the task. It then kills the rank's process group and every process that has the rank's mark
-# in its environment, and removes the rank's temporary folder.
+# Spark may kill a task at any time, and a stuck rank cannot notice that. So a shell waits for the end of its input,
+# which is the end of the task. The shell then kills the rank's process group and every process with the rank's mark in
+# its environment, and removes the rank's temporary folder.
 _GUARD = r"""
 while read -r line; do group=$line; done
 [ -z "$group" ] || kill -s KILL -- "-$group"
@@ -61,15 +61,15 @@ rm -rf -- "$2"
 
 
 def inherited_settings() -> dict[str, str]:
-    """Variables of this process, the driver, that choose how ranks compute, exchange and record: executors lack them.
+    """Return the driver's variables that control how ranks compute, exchange and record: executors lack them.
 
-    Spark sends them with the tasks, credentials too, as it does for the rest of a job.
+    Spark sends them with the tasks, including credentials.
     """
     return {name: value for name, value in os.environ.items() if name.startswith(_INHERITED)}
 
 
 def rank_environment(threads: int) -> dict[str, str]:
-    """Variables that every rank starts with.
+    """Return the variables with which every rank starts.
 
     Args:
         threads: Number of threads for TensorFlow and OpenMP.
@@ -84,7 +84,7 @@ def rank_environment(threads: int) -> dict[str, str]:
 
 
 class RankProcess:
-    """A Python process that waits for its function: starting costs time, so it starts before its rank is known."""
+    """A Python process that waits for its function; it starts before its rank is known, because a start takes time."""
 
     def __init__(
         self,
@@ -99,10 +99,10 @@ class RankProcess:
 
         Args:
             environment: Variables that are added to those of this process.
-            threads: Number of threads for TensorFlow and OpenMP, where `environment` does not set it.
-            log: File that all output is written to.
-            memory: Descriptors that the process gets too, see `membership.kept_memory`.
-            fork_server: Socket of the `fork_server` that the process is a fork of, where that is possible.
+            threads: Number of threads for TensorFlow and OpenMP, unless `environment` sets it.
+            log: File for all output.
+            memory: Descriptors that the process also gets, see `membership.kept_memory`.
+            fork_server: Socket of the `fork_server` that forks the process, if possible.
         """
         self.log = log
         self.result = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  open as long as this object
@@ -146,18 +146,18 @@ class RankProcess:
     def begin(self, header: Header, payload: bytes) -> None:
         """Hand over the pickled function."""
         self.running()
-        with suppress(BrokenPipeError):  # it died already: its exit code says how
+        with suppress(BrokenPipeError):  # the process is dead: its exit code says why
             for part in (json.dumps(asdict(header)).encode(), payload):
                 self._stdin.write(len(part).to_bytes(LENGTH_BYTES, "little") + part)
             self._stdin.close()
 
     def order(self, order: RankOrder) -> None:
-        """Tell the process something that it waits for."""
-        with suppress(OSError):  # it died already
+        """Send the process an order that it waits for."""
+        with suppress(OSError):  # the process is dead
             self._orders.send_bytes(encode(order))
 
     def running(self) -> bool:
-        """Whether the process itself runs; notes how much memory it uses."""
+        """Return whether the process itself runs, and record its memory use."""
         if self.process.poll() is not None:
             return False
         self._memory.look(self.process.pid)
@@ -168,7 +168,7 @@ class RankProcess:
         self.process.terminate()
 
     def stacks(self) -> str:
-        """Return what every Python thread of a process that may be stuck is doing now."""
+        """Return the current stacks of all Python threads of a process that may be stuck."""
         self.process.send_signal(signal.SIGUSR1)
         deadline = time.monotonic() + _STACKS_SECONDS
         written = -1
@@ -179,18 +179,18 @@ class RankProcess:
         return self.faults() or "(no stack: the process did not answer)"
 
     def faults(self) -> str:
-        """Return the stacks that the process wrote when it was asked to or when it crashed."""
+        """Return the stacks that the process wrote on request or at a crash."""
         start = max(0, self._faults_size() - _MAXIMUM_TEXT)
         return os.pread(self._faults.fileno(), _MAXIMUM_TEXT, start).decode(errors="replace").strip()
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the process, which has ended, or the negative number of the signal that ended it."""
+        """The exit code of the ended process, or the negative number of the signal that ended it."""
         assert self.process.returncode is not None
         return self.process.returncode
 
     def death(self) -> str:
-        """Say how the process ended."""
+        """Return how the process ended, in words."""
         code = self.exit_code
         if code >= 0:
             return f"exited with code {code}"
@@ -198,8 +198,8 @@ class RankProcess:
         return words + self._memory.words() if -code == signal.SIGKILL else words
 
     def end(self) -> None:
-        """Kill the process and all that it started, and remove its temporary folder; a second call does nothing."""
-        if self._is_ended:  # by now its number may be that of another process
+        """Kill the process and all its children, and remove its temporary folder; a second call does nothing."""
+        if self._is_ended:  # by now another process may have its number
             return
         self._is_ended = True
         with suppress(ProcessLookupError, PermissionError):
@@ -207,14 +207,14 @@ class RankProcess:
         self.process.wait()
         assert self._guard.stdin is not None
         with suppress(BrokenPipeError):
-            self._guard.stdin.write(b"\n")  # the group is gone, and its number may be that of another one
+            self._guard.stdin.write(b"\n")  # the group is gone, and another one may have its number
             self._guard.stdin.close()
         try:
             self._guard.wait(_GUARD_SECONDS)
         except subprocess.TimeoutExpired:
             self._guard.kill()
             self._guard.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)  # where there was no shell to do it
+        shutil.rmtree(self._folder, ignore_errors=True)  # if no shell did it
 
     def close(self) -> None:
         """Close files and pipes, after `end`."""
@@ -230,7 +230,7 @@ class RankProcess:
 def _start(
     variables: dict[str, str], stdin: int, output: int, descriptors: Sequence[int], fork_server: str | None
 ) -> "subprocess.Popen[bytes] | ForkedProcess":
-    """Start the rank's process in a session of its own: a fork of that server where there is one that fits."""
+    """Start the rank's process in a new session: a fork of the server if possible, else a new interpreter."""
     if fork_server is not None:
         try:
             return ForkedProcess(
@@ -250,13 +250,13 @@ def _start(
 
 
 def _plot_backend() -> str:
-    """Matplotlib's backend: none with windows, and none that belongs to the notebook that started the job."""
+    """Return Matplotlib's backend; a notebook's backend, or none, becomes one without windows."""
     backend = os.environ.get("MPLBACKEND", "")
     return "Agg" if not backend or backend.startswith("module://") else backend
 
 
 class _Memory:
-    """How much memory a process used, and whether the out-of-memory killer of its control group has killed since."""
+    """The memory use of a process, and whether the out-of-memory killer of its control group has killed since."""
 
     def __init__(self) -> None:
         self._group: Path | None = None
@@ -266,9 +266,9 @@ class _Memory:
     def look(self, pid: int) -> None:
         with suppress(OSError):
             memory = memory_of(pid)
-            if "VmHWM" not in memory:  # it is about to end
+            if "VmHWM" not in memory:  # the process is about to end
                 return
-            # Mapped pages of files, such as the dataset's, are not memory that the kernel was short of.
+            # Mapped pages of files, such as the dataset's, do not cause a shortage of memory.
             self._peak = max(self._peak, memory["VmHWM"] - memory.get("RssFile", 0))
             group = memory_group(pid)
             if group != self._group:
@@ -283,7 +283,7 @@ class _Memory:
 
 @contextmanager
 def _blocked(signals: Set[signal.Signals]) -> Iterator[None]:
-    """Let a process that is started in this block keep signals that come before it can handle them."""
+    """Block signals for a process that starts in this block, until it can handle them."""
     earlier = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield

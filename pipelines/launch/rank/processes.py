@@ -1,4 +1,4 @@
-"""The process of one rank and, where the launcher has spares, the one that takes its place when it dies."""
+"""The process of one rank and, with spares, the process that takes its place when it dies."""
 
 import os
 from dataclasses import replace
@@ -12,7 +12,7 @@ _MEMORY_FILES = 3
 
 
 class RankProcesses:
-    """Holds the process that is the rank now, and its spare."""
+    """The current process of the rank, and its spare."""
 
     def __init__(
         self, environment: dict[str, str], threads: int, *, spares: bool, fork_server: str | None = None
@@ -28,7 +28,7 @@ class RankProcesses:
         self.log = RankLog()
         self._environment, self._threads, self._spares = environment, threads, spares
         self._fork_server = fork_server
-        # Nobody else can open them, and nothing is left of them when the task has ended.
+        # Only these processes can open these files, which disappear when the task ends.
         self._memory = [os.memfd_create(f"groundswell-{n}") for n in range(_MEMORY_FILES)] if spares else []
         self.current = self._start()
         self._spare: RankProcess | None = None
@@ -40,7 +40,7 @@ class RankProcesses:
         self.current.begin(header, payload)
 
     def prepare_spare(self) -> None:
-        """Start a spare that calls the function and waits for its turn, where spares are wanted and there is none."""
+        """Start a spare that calls the function and waits for its turn, if spares are on and there is none."""
         if self._spares and self._spare is None:
             self._spare = self._start()
             self._spare.begin(replace(self._header, is_spare=True), self._payload)
@@ -51,9 +51,9 @@ class RankProcesses:
         return self._spares
 
     def replace(self) -> RankProcess:
-        """End what is left of the current process, which has died, and let the spare take its place; return the dead.
+        """End the children of the dead current process, and let the spare take its place; return the dead process.
 
-        A spare that has died or was not started is started now: that takes longer.
+        If the spare has died or was not started, a new one starts now, which takes longer.
         """
         dead = self.current
         dead.end()
@@ -69,7 +69,7 @@ class RankProcesses:
         return dead
 
     def end(self) -> None:
-        """Kill the processes and all that they started."""
+        """Kill the processes and all their children."""
         for process in (self.current, self._spare):
             if process is not None:
                 process.end()

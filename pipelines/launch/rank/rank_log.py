@@ -1,4 +1,4 @@
-"""A rank's output on the disk of its host, until the driver has it."""
+"""The output of a rank on the disk of its host, until the driver has it."""
 
 import os
 import re
@@ -11,33 +11,33 @@ _MAXIMUM_LINE_BYTES = 1 << 14
 
 
 class RankLog:
-    """A rank's whole output on its host's disk; the rank's process writes straight to it, whether anybody reads or not.
+    """The whole output of a rank on its host's disk; the rank's process writes directly to the file.
 
-    The file has no name: nothing is left of it when the last process that has it open is gone.
+    The file has no name, so it disappears when the last process that has it open ends.
     """
 
     def __init__(self) -> None:
-        """Make the file."""
-        # Opened for appending, so that a rank and its children can all write.
+        """Create the file."""
+        # The append mode lets a rank and its children all write.
         self.file = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115  open as long as this object
         self._finished = False
 
     def size(self) -> int:
-        """Bytes written so far."""
+        """Return the number of bytes written so far."""
         return os.fstat(self.file.fileno()).st_size
 
     def write(self, text: str) -> None:
-        """Add text of the launcher's own."""
+        """Append text of the launcher."""
         self.file.write(text.encode())
 
     def finish(self) -> None:
-        """Call this when the writers are gone: a last line without an end then counts as a line."""
+        """Count a last line without an end as a line, because the writers are gone."""
         self._finished = True
 
     def read(self, offset: int, limit: int) -> tuple[list[str], int]:
-        """Return whole lines from a byte offset, about `limit` bytes at most, and the offset behind them.
+        """Return whole lines from a byte offset, about `limit` bytes at most, and the offset after them.
 
-        A carriage return ends a line too, because progress bars use it. A line of more than 16 KiB is cut.
+        A carriage return also ends a line, because progress bars use it. A line of more than 16 KiB is cut.
         """
         finished = self._finished
         data = os.pread(self.file.fileno(), limit, offset)

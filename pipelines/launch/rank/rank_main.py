@@ -1,8 +1,8 @@
-"""The process of one rank: its task starts it, and it ends when the task does.
+"""The process of one rank: its task starts it, and it ends with the task.
 
-It reads variables and the pickled function from standard input. Its arguments are descriptors: the pipe for messages,
-the file for stacks of a crash or a hang, the file for the pickled return value, the pipe for orders, and the files in
-memory that outlive this process, where there is a spare.
+The process reads variables and the pickled function from standard input. Its arguments are descriptors: the pipe for
+messages, the file for stacks of a crash or a hang, the file for the return value, and the pipe for orders. With a
+spare, descriptors of the in-memory files that outlive this process follow.
 """
 
 import faulthandler
@@ -29,22 +29,22 @@ from pipelines.launch.wire.messages import Begun, Failure, Returned
 FUNCTION_RAISED_EXIT_CODE = 1
 LENGTH_BYTES = 8
 HANDLED_SIGNALS = frozenset({signal.SIGTERM, signal.SIGUSR1})
-"""Signals that this process is started with as blocked: they wait until it has handlers for them."""
+"""Signals that are blocked at the start of this process until it has handlers for them."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a task hands to the process together with the function."""
+    """The data that a task sends to the process together with the function."""
 
     environment: dict[str, str]
-    """Set before the function is unpickled."""
+    """Variables that are set before the function is unpickled."""
     wants_result: bool
     is_spare: bool = False
-    """Whether this process waits until another one that is the same rank has died."""
+    """Whether this process waits until the current process of the same rank has died."""
 
 
 def main() -> int:
-    """Run the function; return 0, or 1 where it raised."""
+    """Run the function; return 0, or 1 if it raised."""
     pipe, faults, results, orders, *memory = map(int, sys.argv[1:])
     faulthandler.enable(faults)
     faulthandler.register(signal.SIGUSR1, faults, all_threads=True)
@@ -55,7 +55,7 @@ def main() -> int:
     who = "spare: " if header.is_spare else ""
     logging.basicConfig(level=logging.INFO, format=f"{who}%(levelname)s %(name)s: %(message)s")
     os.environ.update(header.environment)
-    payload = _read()  # from this rank's own task, which has it from the driver
+    payload = _read()  # from this rank's own task, which got it from the driver
     connect(connection)
     membership.connect(Connection(orders, writable=False), tuple(memory), spare=header.is_spare)
     hook.install()
@@ -73,7 +73,7 @@ def main() -> int:
 
 
 def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call the function; one that ends its process with `sys.exit(0)`, as scripts do, has returned None."""
+    """Call the function; return None if it calls `sys.exit(0)`, as scripts do."""
     try:
         return function(*args, **kwargs)
     except SystemExit as ended:
@@ -83,11 +83,11 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _write_result(result: object, descriptor: int) -> None:
-    """Pickle the return value into a file: it may be larger than any message.
+    """Pickle the return value into a file, because it may be larger than a message.
 
     Raises:
-        TypeError: It cannot be pickled.
-        OSError: It does not fit the disk.
+        TypeError: The value cannot be pickled.
+        OSError: The value does not fit on the disk.
     """
     with os.fdopen(descriptor, "wb", closefd=False) as file:
         try:
@@ -96,7 +96,7 @@ def _write_result(result: object, descriptor: int) -> None:
         except OSError as error:
             message = f"the return value of the function cannot be written to {tempfile.gettempdir()}: {error.strerror}"
             raise OSError(error.errno, message) from error
-        except Exception as error:  # whatever a __reduce__ raises
+        except Exception as error:  # a __reduce__ may raise any exception
             raise TypeError(
                 f"the return value of the function, of type {type(result).__name__}, cannot be pickled: {error}"
             ) from error

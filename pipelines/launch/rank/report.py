@@ -1,4 +1,4 @@
-"""What a function can tell the driver from inside a rank, and what it can ask."""
+"""The messages and requests of a function in a rank to the driver."""
 
 import os
 import threading
@@ -17,10 +17,10 @@ _stop_requested = threading.Event()
 
 
 class StoppedOnRequest(Exception):  # noqa: N818  this is no error
-    """Raise this after `stop_requested()` was true and everything that must be kept has been saved.
+    """The exception to raise after `stop_requested()` was true and everything that must be kept has been saved.
 
-    The driver does not treat it as a mistake of the function. It ends as SIGTERM demands, or makes another attempt
-    where `retries` allows one.
+    The driver does not treat it as an error of the function. The driver ends if it received SIGTERM, or makes another
+    attempt if `retries` allows one.
     """
 
 
@@ -31,14 +31,14 @@ def report(**fields: Any) -> None:
 
     Raises:
         ValueError: The message is longer than 4 MiB.
-        TypeError: A value is nothing that JSON can hold.
+        TypeError: JSON cannot represent a value.
     """
     if _connection is not None:
         send_message(_connection, Report(fields))
 
 
 def log_to_driver(message: str) -> None:
-    """Show a line on the driver, also where `log_to_driver="callback"` hides the ranks' output.
+    """Show a line on the driver, even if `log_to_driver="callback"` hides the ranks' output.
 
     Raises:
         ValueError: The line is longer than 4 MiB.
@@ -50,13 +50,13 @@ def log_to_driver(message: str) -> None:
 
 
 def step_done() -> None:
-    """Give a sign of life for `hang_timeout`, and nothing else."""
+    """Give a sign of life for `hang_timeout`."""
     send(StepDone())
 
 
 @contextmanager
 def signs_of_life() -> Iterator[None]:
-    """Give a sign of life every second from a thread, while this one does what is long and has its own time limits."""
+    """Give a sign of life every second from a thread, while this thread runs a long task with its own time limits."""
     ended = threading.Event()
 
     def give() -> None:
@@ -79,10 +79,10 @@ def attempt() -> int:
 
 
 def stop_requested() -> bool:
-    """Whether this rank was asked to end soon: save what must be kept, then raise `StoppedOnRequest`.
+    """Return whether this rank was asked to end soon. Then save the state, and raise `StoppedOnRequest`.
 
     The cause is a SIGTERM to the driver or to a task's process, or an executor that Spark decommissions. The request
-    reaches every rank, but not in the same step: ranks have to agree before one of them leaves a collective operation.
+    reaches every rank, but not in the same step: ranks must agree before one of them leaves a collective operation.
     A rank that still runs after `stop_grace` seconds is killed. The call is cheap; outside a rank it returns False.
     """
     return _stop_requested.is_set()
@@ -95,13 +95,13 @@ def send(message: RankMessage) -> None:
 
 
 def connect(connection: Connection) -> None:
-    """Send messages through this connection from now on; the rank's process calls this."""
+    """Use this connection for all messages from now on; the rank's process calls this."""
     global _connection
     _connection = connection
 
 
 def request_stop() -> None:
-    """Make `stop_requested` true; the rank's process calls this."""
+    """Make `stop_requested` return true; the rank's process calls this."""
     _stop_requested.set()
 
 

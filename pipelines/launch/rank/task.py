@@ -1,4 +1,4 @@
-"""What runs inside one task: it holds the rank's process, passes messages on and follows the driver's orders."""
+"""The code of one task: it owns the rank's process, forwards messages and follows the driver's orders."""
 
 import os
 import queue
@@ -42,23 +42,23 @@ from pipelines.machine.versions import versions
 
 _LOOK_SECONDS = 0.1
 _SPARE_SECONDS = 30.0
-"""From the moment at which ranks have joined again to the next spare, where the function shows no sign of life."""
+"""Seconds from a rejoin to the start of the next spare, if the function gives no sign of life earlier."""
 FAILED_SECONDS = 10.0
-"""How long a process may take to end after its function has raised."""
+"""Seconds that a process may take to end after its function has raised."""
 _FLUSH_SECONDS = 30.0
 _FAILURE_FLUSH_SECONDS = 3.0
 _RECONNECTION_SECONDS = 2.5
-"""How long the end of a rank that has finished waits for a channel that broke; less than until the driver asks."""
+"""Seconds that a finished rank waits for a broken channel; shorter than the silence after which the driver asks."""
 _LAST_WORD_SECONDS = 20.0
 _RESULT_SECONDS = 60.0
 _MAXIMUM_TEXT = 1 << 16
-# Spark holds what tasks return several times over in its JVM, whose heap is 1 GiB by default.
+# Spark keeps several copies of tasks' results in its JVM, whose heap is 1 GiB by default.
 _SPARK_RESULT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where a task runs and what it was given there."""
+    """The location of a task and its resources there."""
 
     task: int
     host: str
@@ -69,7 +69,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Launch:
-    """What every task of one attempt is given."""
+    """The input of every task of one attempt."""
 
     channel: ChannelAddress
     gpus_per_worker: int
@@ -79,31 +79,31 @@ class Launch:
     """Pickled `(function, args, kwargs)`."""
     environment: dict[str, str] = field(default_factory=dict, repr=False)
     spares: bool = False
-    """Whether each task holds a spare process."""
+    """Whether each task has a spare process."""
     fork_server: str | None = None
-    """Socket of the `fork_server` that ranks are forks of, where they use no GPU; None: each is a new interpreter."""
+    """Socket of the `fork_server` for ranks without a GPU; None: each rank is a new interpreter."""
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """What a task returns when its rank has finished."""
+    """The result of a task when its rank has finished."""
 
     rank: int
     value: bytes | None
-    """Pickled; None where it was too large for Spark and has travelled on the channel."""
+    """The pickled return value; None if it was too large for Spark and was sent on the channel."""
 
 
 class RankFailedError(RuntimeError):
-    """A task's rank has failed, and the driver may not know how."""
+    """The error of a failed rank whose failure the driver may not know."""
 
 
 def run_task(launch: Launch, site: Site, is_cancelled: Callable[[], bool] = lambda: False) -> RankResult | None:
-    """Run this task's rank to its end; None where the driver has stopped it, or knows how it failed.
+    """Run this task's rank to its end; return None if the driver has stopped it or knows how it failed.
 
     Args:
-        launch: What every task is given.
-        site: Where this one runs.
-        is_cancelled: Asked until the driver has given its first order: whether it gives none any more.
+        launch: Input of every task.
+        site: Location of this task.
+        is_cancelled: Returns whether the driver will send no order; called until its first order arrives.
 
     Raises:
         RankFailedError: The rank failed, and the driver does not answer.
@@ -134,26 +134,26 @@ def run_task(launch: Launch, site: Site, is_cancelled: Callable[[], bool] = lamb
 
 
 def _probe(host: str) -> socket.socket | None:
-    """A port that is never read: that it takes connections shows the driver that the task and its network work."""
+    """Return a port that is never read; its connections show the driver that the task and its network work."""
     try:
         probe = socket.create_server((host, 0))
-    except OSError:  # an address that only other hosts know this host by
+    except OSError:  # only other hosts use this address for this host
         return None
     threading.Thread(target=_hang_up, args=(probe,), name="groundswell-probe", daemon=True).start()
     return probe
 
 
 def _hang_up(probe: socket.socket) -> None:
-    """End the connections to a port: the kernel takes only 128 that nobody has accepted."""
+    """End the connections to a port: the kernel queues only 128 that are not accepted."""
     while probe.fileno() >= 0:
         try:
             probe.accept()[0].close()
-        except OSError:  # closed, or this process has no descriptor left for a moment
+        except OSError:  # closed, or this process has no free descriptor for a moment
             time.sleep(_LOOK_SECONDS)
 
 
 def _devices(launch: Launch, site: Site) -> tuple[str, str]:
-    """`CUDA_VISIBLE_DEVICES`, and what is wrong with it, which the driver reports."""
+    """Return `CUDA_VISIBLE_DEVICES`, and the problem with it, which the driver reports."""
     if not launch.gpus_per_worker:
         return "-1", ""
     if len(site.gpus) < launch.gpus_per_worker:
@@ -180,7 +180,7 @@ def _shared_memory_mib() -> int:
 
 
 def _resolved(name: str) -> str:
-    """The address that Gloo will bind to, which is that of the host's own name, or why there is none."""
+    """Return the address of the host's own name, to which Gloo will bind, or why there is none."""
     try:
         address = socket.gethostbyname(name)
     except OSError as error:
@@ -194,7 +194,7 @@ def _resolved(name: str) -> str:
 
 
 def _first_order(link: Link, seconds: float, is_cancelled: Callable[[], bool]) -> Go | None:
-    """The driver's order once all tasks have connected; None where it is another one or none comes."""
+    """Return the driver's order once all tasks have connected; None if it is no `Go` or none arrives."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not is_cancelled():
         with suppress(queue.Empty):
@@ -220,7 +220,7 @@ class _RunningRank:
         self._terminated = threading.Event()
 
     def run(self, header: Header, payload: bytes) -> RankResult | None:
-        """Begin, and pass messages on until the process has ended or must end; then say how.
+        """Start the function, and forward messages until the process has ended or must end; then report how it ended.
 
         Raises:
             RankFailedError: The rank failed, and the driver does not answer.
@@ -230,11 +230,11 @@ class _RunningRank:
             self._processes.begin(header, payload)
             while not self._stopped:
                 ready = wait([self._process.reader], _LOOK_SECONDS)
-                # A child that the rank left behind may hold the pipe open: the end of the process itself counts too.
+                # A child of the rank may still hold the pipe open, so the end of the process itself counts too.
                 running = self._process.running()
                 until = time.monotonic() + _LOOK_SECONDS
                 try:
-                    # A rank may report faster than this takes it; the driver's orders are followed all the same.
+                    # The rank may send faster than this loop reads, so the loop also has to follow the driver's orders.
                     while (not running or time.monotonic() < until) and self._process.reader.poll():
                         self._take(self._process.reader.recv_bytes())
                 except (EOFError, OSError):
@@ -243,12 +243,12 @@ class _RunningRank:
                 if not running and not self._is_replaced():
                     break
                 if self._failed_at is not None and time.monotonic() > self._failed_at + FAILED_SECONDS:
-                    break  # a thread of the function keeps the process, and the other ranks wait for this one
+                    break  # a thread of the function keeps the process alive, and the other ranks wait for it
                 self._obey()
         return self._end()
 
     def _is_replaced(self) -> bool:
-        """Let the spare take the place of a process that died of itself, where there are spares."""
+        """Let the spare take the place of a process that died by itself; return whether it did."""
         raised, asked = self._failure is not None, self._stop_deadline is not None
         if raised or asked or self._returned or self._stopped or not self._processes.can_replace:
             return False
@@ -277,11 +277,11 @@ class _RunningRank:
                 self._prepare_spare()
 
     def _hand_over_join(self) -> None:
-        """Let the process join that waits for it; a spare that has just taken over may not have said so yet."""
+        """Send the join order to the process once it is ready; a spare that just took over may not be ready yet."""
         if self._join is None or not self._is_ready:
             return
         self._process.order(self._join)
-        # After a death, the next spare would take the cores of the next step, for which all wait.
+        # After a death, starting the next spare would take cores from the next step, for which all ranks wait.
         self._spare_due = time.monotonic() + (_SPARE_SECONDS if self._joins else 0)
         self._joins += 1
         self._join, self._is_ready = None, False
@@ -291,7 +291,7 @@ class _RunningRank:
         self._processes.prepare_spare()
 
     def _obey(self) -> None:
-        """Follow the driver's orders, and end a rank that was asked to stop and has not."""
+        """Follow the driver's orders, and end a rank whose grace period is over."""
         if self._terminated.is_set() and self._stop_deadline is None:
             self._link.send(StopAsked())
             self._request_stop()
@@ -327,11 +327,11 @@ class _RunningRank:
         result = self._send_result() if good else None
         link.flush(_FLUSH_SECONDS if good else _FAILURE_FLUSH_SECONDS)
         link.send(Exit(self._stopped, self._returned, code, process.death(), faults, self._failure, last_lines))
-        # A driver that does not hear of the end takes the rank for lost while the others still work.
+        # If the driver does not receive the end, it counts the rank as lost while the others still work.
         link.flush(_FAILURE_FLUSH_SECONDS, reconnect=_RECONNECTION_SECONDS if good else 0)
-        # The first task that fails ends Spark's stage, and Spark then kills the others: let them report first. A task
-        # whose failure the driver has told its user frees its slot at once, and Spark prints no trace of it.
-        # Where all were asked to stop, others may need the whole grace, and end without this one.
+        # The first failed task ends Spark's stage, and Spark then kills the others: let them report first. If the
+        # driver has reported the failure, this task frees its slot at once, and Spark prints no trace of it.
+        # If all ranks were asked to stop, others may need the whole grace period, and end without this one.
         seconds = _LAST_WORD_SECONDS + (self._stop_grace if self._stop_deadline is not None else 0)
         if good or self._stopped or _wait_for_stop(link, seconds):
             return result
@@ -352,7 +352,7 @@ class _RunningRank:
 
 @contextmanager
 def _on_sigterm(call: Callable[[], None]) -> Iterator[None]:
-    """Call this at SIGTERM; ranks of the driver's own machine run in threads, where the driver handles the signal."""
+    """Call `call` at SIGTERM; tasks in threads of the driver leave the signal to the driver."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -364,7 +364,7 @@ def _on_sigterm(call: Callable[[], None]) -> Iterator[None]:
 
 
 def _wait_for_stop(link: Link, seconds: float) -> bool:
-    """Wait until the driver knows everything that it wants to know; False where it cannot be reached."""
+    """Wait until the driver needs nothing more; return False if it cannot be reached."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:

@@ -1,7 +1,7 @@
 """The driver's end of the connections to its tasks; `link` has the other end.
 
-Messages are JSON lines over TCP, and both ends prove a secret of the run. A task whose connection breaks connects
-again and continues where the driver stopped receiving.
+Messages are JSON lines over TCP, and both ends prove that they know the secret of the run. A task whose connection
+breaks connects again, and continues after the last data that the driver received.
 """
 
 import base64
@@ -37,19 +37,19 @@ from pipelines.launch.wire.messages import (
 )
 
 MAXIMUM_STRANGERS = 256
-"""Connections that have not proved the secret yet; newer ones replace older ones."""
+"""Limit to connections that have not proved the secret yet; newer ones replace older ones."""
 QUEUED_EVENTS = 1000
-"""How many events wait for the driver at most."""
+"""Largest number of events that wait for the driver."""
 _SECONDS_BETWEEN_TRIES = 1.0
 _PAUSE_SECONDS = 0.1
-"""Between two tries to take a connection."""
+"""Seconds between two attempts to accept a connection."""
 _MESSAGES_PER_RECEIPT = 64
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ChannelAddress:
-    """Where the driver listens, and the secret that a task has to prove."""
+    """The address on which the driver listens, and the secret that a task has to prove."""
 
     host: str
     port: int
@@ -57,12 +57,12 @@ class ChannelAddress:
 
 
 class ResultLostError(RuntimeError):
-    """A return value did not reach the driver."""
+    """The error when a return value did not reach the driver."""
 
 
 @dataclass
 class _Peer:
-    """One task as the channel knows it, over all of its connections."""
+    """The channel's state of one task, over all its connections."""
 
     link: str
     connection: socket.socket
@@ -72,34 +72,34 @@ class _Peer:
     result: IO[bytes] | None = None
     result_error: str = ""
     orders: list[bytes] = field(default_factory=list)
-    """All orders to the task, which a new connection may have to bring again."""
+    """All orders to the task; a new connection may have to send them again."""
     has_hello: bool = False
-    """Whether the driver has its first message."""
+    """Whether the driver has received the task's first message."""
     seen: float = field(default_factory=time.monotonic)
     sending: threading.Lock = field(default_factory=threading.Lock)
     taking: threading.Lock = field(default_factory=threading.Lock)
-    """Held while what a connection brought is taken: the connection before it may still have bytes to be read."""
+    """The lock for handling received data, because an earlier connection may still have unread bytes."""
 
     def send(self, message: Received) -> None:
         with self.sending:
             self.connection.sendall(encode(message))
 
     def order(self, order: Order) -> None:
-        """Send an order, now or over the next connection."""
+        """Send an order now or over the next connection."""
         with self.sending:
             self.orders.append(encode(order, len(self.orders) + 1))
             with suppress(OSError):
                 self.connection.sendall(self.orders[-1])
 
     def talk_over(self, connection: socket.socket, orders_received: int) -> None:
-        """Take a new connection: say what has arrived here, and bring the orders that have not arrived there."""
-        with self.taking, self.sending:  # from here on nothing is taken from the connection before
+        """Use a new connection: send how much has arrived here, and the orders that have not arrived there."""
+        with self.taking, self.sending:  # from here on, data of the previous connection is ignored
             self.seen, self.connection = time.monotonic(), connection
             welcome = encode(Welcome(self.number, self.log_bytes, self.result_bytes))
             connection.sendall(welcome + b"".join(self.orders[orders_received:]))
 
     def take(self, part: ResultPart) -> None:
-        """Append a part of the return value to a file that has no name."""
+        """Append a part of the return value to a file without a name."""
         data = base64.b64decode(part.data)
         if part.offset != self.result_bytes:
             return
@@ -115,24 +115,24 @@ class _Peer:
 
 
 class DriverChannel:
-    """The driver's end: `events` holds `(task, event)` in order of arrival.
+    """The driver's end: `events` contains `(task, event)` in order of arrival.
 
-    A task that Spark has started a second time is told to stop, and `Replaced` is its event. The queue is bounded: a
-    driver that does not keep up slows the connections, never the ranks.
+    A task that Spark has started a second time gets the order to stop, and its event is `Replaced`. The queue is
+    bounded: a slow driver slows down the connections, but never the ranks.
     """
 
     def __init__(self, host: str, bind: str | None = None) -> None:
         """Bind a random port and serve until `close`.
 
         Args:
-            host: Where tasks reach the driver.
-            bind: Address to listen on, where it is not `host`.
+            host: Address of the driver for the tasks.
+            bind: Address to listen on, if it is not `host`.
         """
         self._listener = socket.create_server((bind or host, 0), backlog=1024)
         self.address = ChannelAddress(host, self._listener.getsockname()[1], secrets.token_bytes(SECRET_BYTES))
         self.events: queue.Queue[tuple[int, Event]] = queue.Queue(QUEUED_EVENTS)
         self.peers: set[str] = set()
-        """Addresses from which tasks have proved the secret."""
+        """The addresses from which tasks have proved the secret."""
         self._lock = threading.Lock()
         self._strangers: dict[socket.socket, None] = {}
         self._refused = 0
@@ -141,19 +141,19 @@ class DriverChannel:
         threading.Thread(target=self._accept, name="groundswell-channel", daemon=True).start()
 
     def send(self, task: int, order: Order) -> None:
-        """Send an order to a task that has connected; where its connection broke, it comes with the next one."""
+        """Send an order to a task that has connected; after a broken connection, the next one delivers it."""
         if task in self._tasks:
             self._tasks[task].order(order)
 
     def seconds_silent(self, task: int) -> float:
-        """Seconds since the task's last sign of life; tasks give one every two seconds."""
+        """Return the seconds since the task's last sign of life; tasks send one every two seconds."""
         return time.monotonic() - self._tasks[task].seen
 
     def result(self, task: int) -> IO[bytes]:
-        """The pickled return value that the task has sent, at its beginning.
+        """Return the pickled return value that the task has sent, at its beginning.
 
         Raises:
-            ResultLostError: Nothing has arrived, or the driver could not keep it.
+            ResultLostError: Nothing has arrived, or the driver could not store it.
         """
         peer = self._tasks[task]
         if peer.result is None or peer.result_error:
@@ -162,9 +162,9 @@ class DriverChannel:
         return peer.result
 
     def close(self) -> None:
-        """Stop listening, hang up and forget the return values."""
+        """Stop listening, hang up and delete the return values."""
         self._is_closed = True
-        # A thread that waits in `accept` keeps a closed socket open: this wakes it.
+        # A thread that waits in `accept` keeps a closed socket open; this wakes the thread.
         hang_up(self._listener)
         self._listener.close()
         with self._lock:
@@ -181,14 +181,14 @@ class DriverChannel:
         while True:
             try:
                 connection, address = self._listener.accept()
-            except OSError:  # closed, or this process has no descriptor left for a moment
+            except OSError:  # closed, or this process has no free descriptor for a moment
                 if self._is_closed:
                     return
                 time.sleep(_PAUSE_SECONDS)
                 continue
             with self._lock:
                 self._strangers[connection] = None
-                # Those that connect and say nothing give way to newcomers: a task proves itself within milliseconds.
+                # Silent connections are closed in favour of new ones: a task proves the secret within milliseconds.
                 if len(self._strangers) > MAXIMUM_STRANGERS:
                     oldest = next(iter(self._strangers))
                     del self._strangers[oldest]
@@ -231,7 +231,7 @@ class DriverChannel:
         try:
             while line := lines.readline(MAXIMUM_LINE_BYTES):
                 with peer.taking:
-                    if peer.connection is not connection:  # the task sends all of it again over its new connection
+                    if peer.connection is not connection:  # the task sends the data again over its new connection
                         return
                     receipt = self._take(task, peer, line)
                 if receipt:
@@ -241,14 +241,14 @@ class DriverChannel:
                 self._tell((task, Gone()))
 
     def _tell(self, event: tuple[int, Event]) -> None:
-        """Put an event into the queue; while it is full, wait as long as somebody may take one."""
+        """Put an event into the queue; while it is full, wait for space or for the end of the channel."""
         while not self._is_closed:
             with suppress(queue.Full):
                 self.events.put(event, timeout=_SECONDS_BETWEEN_TRIES)
                 return
 
     def _take(self, task: int, peer: _Peer, line: bytes) -> bool:
-        """Take one message; whether the task is to be told how far the driver has come."""
+        """Handle one message; return whether the task needs a receipt."""
         message, number = decode(line)
         receipt = isinstance(message, Alive | ResultPart)
         if isinstance(message, Log) and message.offset == peer.log_bytes:

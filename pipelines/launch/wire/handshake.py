@@ -1,4 +1,4 @@
-"""How the driver and a task prove that they know the secret of the run, which neither sends, and how they hang up."""
+"""The handshake of driver and task: both prove that they know the secret of the run, and neither sends it."""
 
 import hmac
 import secrets
@@ -10,7 +10,7 @@ SECRET_BYTES = 32
 
 
 def accept_task(connection: socket.socket, secret: bytes) -> bool:
-    """The driver's part: whether the other end knows the secret.
+    """Run the driver's part; return whether the other end knows the secret.
 
     Raises:
         OSError: The other end is silent or hangs up.
@@ -27,7 +27,7 @@ def accept_task(connection: socket.socket, secret: bytes) -> bool:
 
 
 def prove_task(connection: socket.socket, secret: bytes) -> None:
-    """The task's part.
+    """Run the task's part.
 
     Raises:
         ConnectionError: The other end does not know the secret.
@@ -40,7 +40,7 @@ def prove_task(connection: socket.socket, secret: bytes) -> None:
 
 
 def hang_up(connection: socket.socket) -> None:
-    """Shut a connection or a listener, which wakes the thread that waits in it; one that is shut stays so."""
+    """Shut down a connection or a listener, and so wake the thread that waits in it; a second call does nothing."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 

@@ -1,6 +1,6 @@
 """The task's end of its connection to the driver; `channel` has the other end.
 
-The rank never waits for the driver: a driver that cannot be reached costs the driver's view and not the run.
+The rank never waits for the driver. If the driver cannot be reached, the run continues and only the view is lost.
 """
 
 import base64
@@ -40,29 +40,29 @@ from pipelines.launch.wire.messages import (
 )
 
 RECONNECT_SECONDS = 1.0
-"""Between two tries to connect."""
+"""Seconds between two attempts to connect."""
 _HEARTBEAT_SECONDS = 2.0
 _LOOK_SECONDS = 0.01
 LOG_PERIOD_SECONDS = 0.05
 LOG_BYTES_PER_PERIOD = 1 << 18
-"""How much of a rank's log is sent in `LOG_PERIOD_SECONDS`: 5 MiB/s."""
+"""Largest part of a rank's log that is sent in `LOG_PERIOD_SECONDS`: 5 MiB/s."""
 _MESSAGE_BYTES_AT_ONCE = 1 << 20
 _RESULT_PART_BYTES = 1 << 20
 MAXIMUM_HELD_BYTES = 1 << 26
-"""Bytes of messages that the driver has not received: 64 MiB."""
+"""Limit to messages that the driver has not received: 64 MiB."""
 _log = logging.getLogger(__name__)
 
 
 class Link:
-    """Sends messages, the rank's log and its return value from a thread, and takes orders in another."""
+    """Sends messages, the rank's log and its return value from one thread, and receives orders in another."""
 
     def __init__(self, address: ChannelAddress, hello: Hello, log: RankLog) -> None:
         """Start connecting.
 
         Args:
-            address: The driver's.
+            address: Address of the driver.
             hello: The first message.
-            log: Sent as it grows, at a bounded rate.
+            log: Log of the rank, sent while it grows, at a bounded rate.
         """
         self.orders: queue.Queue[Order] = queue.Queue()
         self.connected = False
@@ -87,8 +87,8 @@ class Link:
     def send(self, message: Numbered) -> None:
         """Queue one message.
 
-        Messages arrive in order and none twice, over any number of connections. 64 MiB of them are held until the
-        driver has received them; further reports and lines are dropped, and the driver is told how many.
+        Messages arrive in order and only once, over any number of connections. The link keeps at most 64 MiB of them
+        until the driver has received them. Further reports and lines are dropped, and the driver gets their number.
         """
         with self._lock:
             if isinstance(message, Report | ShownLine | StepDone) and self._held_bytes >= MAXIMUM_HELD_BYTES:
@@ -101,11 +101,11 @@ class Link:
         self._wake.set()
 
     def send_result(self, file: IO[bytes], seconds: float) -> bool:
-        """Send a pickled return value; whether the driver has received it all.
+        """Send a pickled return value; return whether the driver has received all of it.
 
         Args:
-            file: Read from its beginning to its end.
-            seconds: How long to wait for the next part to be received, or for a connection.
+            file: File with the value, read from its beginning.
+            seconds: Seconds to wait until the next part is received, or for a connection.
         """
         self._result_bytes = os.fstat(file.fileno()).st_size
         self._result = file
@@ -120,14 +120,13 @@ class Link:
         return True
 
     def flush(self, seconds: float, *, reconnect: float = 0.0) -> None:
-        """Wait until the driver has received messages and log, as long as there is a connection.
+        """Wait until the driver has received messages and log, while there is a connection.
 
         Args:
-            seconds: How long with a connection.
-            reconnect: How long to wait for a connection where there is none.
+            seconds: Seconds to wait with a connection.
+            reconnect: Seconds to wait for a connection if there is none.
 
-        What has only been sent is lost when the connection is closed: the kernel discards it as soon as the driver
-        answers to a connection that is no more.
+        Closing a connection loses data that is sent but not received: the kernel discards it when the driver answers.
         """
         began = time.monotonic()
         deadline = began + seconds
@@ -135,7 +134,7 @@ class Link:
         self._wake.set()
         while time.monotonic() < deadline:
             if not self.connected:
-                # The driver hangs up at the end of an attempt, and then nobody takes a new connection.
+                # The driver hangs up at the end of an attempt, and then accepts no new connection.
                 if self._dismissed or time.monotonic() > began + reconnect:
                     return
                 deadline = time.monotonic() + seconds
@@ -198,20 +197,20 @@ class Link:
                 data = self._next_log() + self._next_result() + self._next_messages()
                 if not data and (self._asks_receipt or time.monotonic() - last_sent > _HEARTBEAT_SECONDS):
                     self._asks_receipt = False
-                    data = encode(Alive())  # the driver answers with what it has received
+                    data = encode(Alive())  # the driver answers with the amount that it has received
                 if data:
                     connection.sendall(data)
                     last_sent = time.monotonic()
                 if self._log_offset - log_offset > LOG_BYTES_PER_PERIOD // 2:
-                    # Messages wake this loop; the log of a talkative rank must not.
+                    # Messages wake this loop, but a growing log must not.
                     self._closing.wait(LOG_PERIOD_SECONDS)
         finally:
             hang_up(connection)
-            # A driver that hangs up may have said before that it is over: this may notice first.
+            # The driver may have sent its last order before it hung up; this thread may notice the end first.
             listener.join(HANDSHAKE_SECONDS)
 
     def _next_log(self) -> bytes:
-        """The next part of the log; it goes first, so that the log never comes after what was said later."""
+        """Return the next part of the log; it is sent first, so that the log never arrives after later messages."""
         offset = self._log_offset
         lines, self._log_offset = self._log.read(offset, LOG_BYTES_PER_PERIOD)
         return encode(Log(offset, self._log_offset, lines)) if self._log_offset > offset else b""
@@ -249,6 +248,6 @@ class Link:
                     self._orders_received = number
                     self._dismissed |= isinstance(message, Stop)
                     self.orders.put(message)
-        # The driver has hung up. The other thread may wait for room in the socket, which the kernel would go on
-        # asking the driver for, less and less often: up to two minutes.
+        # The driver has hung up. The other thread may wait for space in the socket. The kernel would continue to
+        # ask the driver for it, less and less often, for up to two minutes.
         hang_up(connection)

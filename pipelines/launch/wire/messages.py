@@ -1,15 +1,15 @@
-"""Every message between a rank's process, its task and the driver; each travels as one JSON object on one line."""
+"""The messages between a rank's process, its task and the driver; each is one JSON object on one line."""
 
 import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
 JsonObject = dict[str, Any]
-"""What a user's function reports: keyword arguments that `json` can write."""
+"""The report of a user's function: keyword arguments that `json` can write."""
 
 MAXIMUM_REPORT_BYTES = 1 << 22
 MAXIMUM_LINE_BYTES = MAXIMUM_REPORT_BYTES + (1 << 12)
-"""A report and what the launcher adds to it."""
+"""Bytes of the longest report with the fields that the launcher adds."""
 
 
 @dataclass(frozen=True)
@@ -19,19 +19,19 @@ class Begun:
 
 @dataclass(frozen=True)
 class StepDone:
-    """Rank to driver: a sign of life and nothing else."""
+    """Rank to driver: only a sign of life."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Rank to driver: what the function passed to `report`."""
+    """Rank to driver: the fields that the function passed to `report`."""
 
     fields: JsonObject
 
 
 @dataclass(frozen=True)
 class ShownLine:
-    """Rank to driver: what the function passed to `log_to_driver`."""
+    """Rank to driver: the line that the function passed to `log_to_driver`."""
 
     line: str
 
@@ -41,14 +41,14 @@ class Ready:
     """Rank to driver: the rank waits until all are ready to join."""
 
     progress: int
-    """Rises as the function gets on: how far it is, in units of its own."""
+    """Progress of the function, in any unit; the value rises with progress."""
     joins: int = 0
-    """How often the processes of this rank were told to join before; its task counts."""
+    """Number of earlier orders to join that this rank's processes received; its task counts them."""
 
 
 @dataclass(frozen=True)
 class Returned:
-    """Rank to task: the function has returned, and its value is written where the driver wants it."""
+    """Rank to task: the function has returned, and its value is written if the driver wants it."""
 
 
 @dataclass(frozen=True)
@@ -56,42 +56,42 @@ class Failure:
     """Rank to task, and to the driver inside `Exit`: the exception that the function raised."""
 
     error: str
-    """Name of its class."""
+    """Name of the exception's class."""
     message: str
     traceback: str
     on_request: bool = False
-    """Whether it is `StoppedOnRequest`."""
+    """Whether the exception is `StoppedOnRequest`."""
 
 
 @dataclass(frozen=True)
 class Hello:
-    """Task to driver, first: where the task runs and what it was given there."""
+    """Task to driver, first: the location of the task and its resources."""
 
     task: int
     host: str
     probe_port: int | None
-    """A port that takes connections as long as the task lives; None where the task could open none."""
+    """A port that accepts connections while the task lives; None if the task could not open one."""
     devices: str
-    """Its `CUDA_VISIBLE_DEVICES`."""
+    """The task's `CUDA_VISIBLE_DEVICES`."""
     complaint: str
-    """Why the rank cannot run; empty where nothing is wrong."""
+    """The reason why the rank cannot run; empty if there is none."""
     hostname: str
     resolves_to: str
-    """The address of the host's own name, or why there is none."""
+    """The address of the host's own name, or the reason why there is none."""
     shared_memory_mib: int
-    """Size of its /dev/shm."""
+    """Size of the host's /dev/shm."""
     versions: dict[str, str]
 
 
 @dataclass(frozen=True)
 class Opening:
-    """Task to driver, first on each connection."""
+    """Task to driver, first on each connection: the identity of the task."""
 
     link: str
     """Random name of the task's attempt: Spark may start a task twice."""
     hello: Hello
     orders: int = 0
-    """Number of the driver's orders that have arrived over earlier connections."""
+    """Number of the driver's orders received over earlier connections."""
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,12 @@ class ResultPart:
 
     offset: int
     data: str
-    """Base64."""
+    """The bytes in Base64."""
 
 
 @dataclass(frozen=True)
 class Stacks:
-    """Task to driver: what every Python thread of the rank is doing."""
+    """Task to driver: the stacks of all Python threads of the rank."""
 
     text: str
 
@@ -126,7 +126,7 @@ class StopAsked:
 
 @dataclass(frozen=True)
 class Dropped:
-    """Task to driver: messages of the rank that did not fit the task's memory and are lost."""
+    """Task to driver: number of messages that are lost because they did not fit the task's memory."""
 
     count: int
 
@@ -136,7 +136,7 @@ class Fallen:
     """Task to driver: the rank's process has died, and its spare takes its place."""
 
     death: str
-    """Exit code or signal in words."""
+    """The exit code or signal in words."""
     exit_code: int
     faults: str
     """Stacks that the process wrote when it crashed."""
@@ -148,7 +148,7 @@ class Exit:
     """Task to driver, last: how the rank's process ended."""
 
     stopped: bool
-    """Whether the task ended it because the driver said so."""
+    """Whether the task ended the process on the driver's order."""
     finished: bool
     """Whether the function had returned."""
     exit_code: int
@@ -162,12 +162,12 @@ class Exit:
 
 @dataclass(frozen=True)
 class Alive:
-    """Task to driver, when there was nothing else to say for two seconds."""
+    """Task to driver: a sign of life after two seconds without another message."""
 
 
 @dataclass(frozen=True)
 class Welcome:
-    """Driver to task, first on each connection: what has arrived on connections before."""
+    """Driver to task, first on each connection: the data that earlier connections delivered."""
 
     number: int
     """Number of the last message."""
@@ -177,7 +177,7 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Received:
-    """Driver to task: what has arrived, so that the task can forget it."""
+    """Driver to task: the data that has arrived, so that the task can delete it."""
 
     number: int
     log_bytes: int
@@ -222,31 +222,31 @@ class Stop:
 
 @dataclass(frozen=True)
 class Gone:
-    """The driver's own: a task's connection has ended."""
+    """An event inside the driver: a task's connection has ended."""
 
 
 @dataclass(frozen=True)
 class Back:
-    """The driver's own: a task has connected again."""
+    """An event inside the driver: a task has connected again."""
 
 
 @dataclass(frozen=True)
 class Replaced:
-    """The driver's own: Spark has started a task a second time."""
+    """An event inside the driver: Spark has started a task a second time."""
 
 
 Sign = Begun | StepDone | Report | ShownLine
-"""What shows that the function makes progress."""
+"""Messages that show progress of the function."""
 RankMessage = Sign | Ready | Returned | Failure
 Numbered = Sign | Ready | Stacks | StopAsked | Dropped | Fallen | Exit
-"""What a link keeps until the driver has received it."""
+"""Messages that a link keeps until the driver has received them."""
 TaskMessage = Numbered | Hello | Opening | Log | ResultPart | Alive
 Order = Go | Join | SendStacks | StopSoon | Stop
 RankOrder = Join | TakeOver
-"""What a task tells its rank's process."""
+"""Orders from a task to its rank's process."""
 DriverMessage = Order | Welcome | Received
 Event = Hello | Numbered | Log | Gone | Back | Replaced
-"""What the driver's queue holds."""
+"""Events in the driver's queue."""
 Message = RankMessage | TaskMessage | DriverMessage | RankOrder
 
 _KINDS: dict[str, type[Message]] = {
@@ -261,19 +261,19 @@ _NESTED: dict[type[Message], tuple[str, type[Message]]] = {Opening: ("hello", He
 
 
 def encode(message: Message, number: int = 0) -> bytes:
-    """One line; `number` is the position of a `Numbered` message or an order among those of its task, from 1.
+    """Return one line; `number` is the position, from 1, of a `Numbered` message or an order of its task.
 
     Raises:
-        TypeError: A report holds what JSON cannot.
+        TypeError: A report contains a value that JSON cannot represent.
     """
     return json.dumps([type(message).__name__, number, asdict(message)]).encode() + b"\n"
 
 
 def decode(line: bytes) -> tuple[Message, int]:
-    """A message and its number.
+    """Return a message and its number.
 
     Raises:
-        ValueError: The line is no message.
+        ValueError: The line is not a message.
     """
     try:
         name, number, fields = json.loads(line)

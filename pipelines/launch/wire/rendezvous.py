@@ -1,6 +1,6 @@
 """The HTTP key-value store in which the ranks of one job exchange the addresses that Horovod's Gloo needs.
 
-Horovod's client sends no secret. So the server answers only addresses from which tasks have proved theirs, a key is
+Horovod's client sends no secret. So the server answers only addresses from which tasks have proved the secret. A key is
 written once, sizes are bounded, and the server closes when all ranks have joined.
 """
 
@@ -15,14 +15,14 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 _PATH = re.compile(r"/([\w.:-]{1,200})/([\w.:-]{1,200})")
 _MINIMUM_OF_LARGEST_VALUE = 1 << 16
 _BYTES_PER_ADDRESS = 256
-"""More than Gloo's 136 for each other rank's socket: a rank writes those of all its sockets under one key."""
+"""More than Gloo's 136 bytes for each other rank; a rank writes the addresses of all its sockets under one key."""
 _MAXIMUM_KEYS_PER_RANK = 64
 _MAXIMUM_CONNECTIONS_PER_RANK = 8
 _REQUEST_SECONDS = 3.0
 LOOK_SECONDS = 1.0
-"""Between two looks at whether all have joined."""
+"""Seconds between two checks whether all ranks have joined."""
 QUIET_SECONDS = 10.0
-"""Without a request before the server closes: process sets given to `hvd.init` are joined after the ranks."""
+"""Seconds without a request before the server closes: process sets in `hvd.init` join after the ranks."""
 
 
 class RendezvousServer:
@@ -35,7 +35,7 @@ class RendezvousServer:
             bind: Address to listen on.
             size: Number of ranks.
             is_peer: Whether an address belongs to one of this job's tasks; the server hangs up on all others.
-            stay_open: Serve until `close`, for ranks that make process sets later.
+            stay_open: Serve until `close`, for ranks that create process sets later.
         """
         self._size = size
         self._is_peer = is_peer
@@ -55,15 +55,15 @@ class RendezvousServer:
         self._server.shutdown()
 
     def admits(self, address: str) -> bool:
-        """Whether a connection from there is answered."""
+        """Return whether the server answers connections from an address."""
         return self._is_peer(address)
 
     def maximum_connections(self) -> int:
-        """Requests that are answered at a time."""
+        """Return the largest number of requests that are answered at a time."""
         return _MAXIMUM_CONNECTIONS_PER_RANK * self._size + 8
 
     def maximum_value_bytes(self) -> int:
-        """The largest value that is kept."""
+        """Return the limit to the bytes of a value."""
         return max(_MINIMUM_OF_LARGEST_VALUE, _BYTES_PER_ADDRESS * self._size)
 
     def get(self, scope: str, key: str) -> bytes | None:
@@ -73,7 +73,7 @@ class RendezvousServer:
             return self._values.get((scope, key))
 
     def put(self, scope: str, key: str, value: bytes) -> bool:
-        """Keep a value, unless the key has one already or there are too many keys; whether it was kept."""
+        """Store a value unless the key already has one or there are too many keys; return whether it was stored."""
         with self._lock:
             if (scope, key) in self._values or len(self._values) >= _MAXIMUM_KEYS_PER_RANK * self._size:
                 return False
@@ -82,7 +82,7 @@ class RendezvousServer:
             return True
 
     def leave(self, scope: str, key: str) -> None:
-        """Note that a rank has read all that it needs of a scope; values stay, so that nobody can replace them."""
+        """Record that a rank has read a scope; values stay, so that they cannot be overwritten."""
         with self._lock:
             if scope == "global" and (scope, key) in self._values:
                 self._joined.add(key)
@@ -113,13 +113,13 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        # Not HTTPServer's: it asks a name server for this machine's name.
+        # HTTPServer's own method would ask a name server for this machine's name.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def verify_request(self, request: object, client_address: object) -> bool:
         assert isinstance(client_address, tuple)
-        # A thread per request, but not without end: the kernel's queue holds the others.
+        # Each request has a thread, up to a limit; the kernel's queue holds further requests.
         return self.rendezvous.admits(client_address[0]) and self._slots.acquire(timeout=_REQUEST_SECONDS)
 
     def process_request_thread(self, request: object, client_address: object) -> None:
@@ -129,7 +129,7 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
             self._slots.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        pass  # a client that hangs up early is no error
+        pass  # a client that hangs up early is not an error
 
 
 class _Handler(BaseHTTPRequestHandler):

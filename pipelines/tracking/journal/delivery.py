@@ -1,4 +1,4 @@
-"""The way from a journal to the store, beside training or at its end, whether or not the store answers."""
+"""The delivery from a journal to the store, during training or at its end."""
 
 import logging
 import os
@@ -18,17 +18,17 @@ from pipelines.tracking.store.store import TrackedRun, quote_environment, reason
 
 News = Literal["away", "back", "refused"]
 OnNews = Callable[[News, str], None]
-"""Called when the store does not answer, when it does again, or when it refuses a write for good, with the reason."""
+"""A function called with the reason when the store stops or resumes answering, or refuses a write for good."""
 
 OFFLINE = "tracking.offline=true"
-"""Why nothing is delivered where training does without a store."""
+"""The reason why nothing is delivered if training runs without a store."""
 PATIENCE_SECONDS = 1
-"""How long the end of a job waits for a store that is known to be away."""
+"""Seconds that the end of a job waits for a store that is known not to answer."""
 _SECONDS_FOR_AN_ANSWER = 4
-"""How long it waits for one that may only be slow. Together they are what an outage costs a job."""
+"""Seconds that the end of a job waits for a store that may only be slow. An outage costs a job the sum of both."""
 _TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 TIMEOUT_OF_THREAD = 10
-"""Seconds that a small request of the thread may take; a file has more."""
+"""Seconds that a small request of the thread may take; a file may take longer."""
 _SECONDS_BETWEEN_REQUESTS = 0.05
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 5.0
 _UPLOAD_SECONDS = 120
@@ -40,26 +40,26 @@ _REFUSALS = {
     "RESOURCE_DOES_NOT_EXIST",
 }
 _REFUSED_FILES = {400, 413, 414, 422}
-"""Answers of HTTP to an upload that the same upload gets again: a proxy's limit to the size of a request, mostly."""
+"""HTTP status codes that repeat for the same upload, mostly because of a proxy's limit to the size of a request."""
 _WORDS: dict[News, str] = {"away": "does not answer", "back": "answers again", "refused": "refuses a write for good"}
 _log = logging.getLogger(__name__)
 
 
 def warn(news: News, reason: str) -> None:
-    """Write the news to the log, where nobody else takes them."""
+    """Write the news to the log, if no other function handles them."""
     _log.warning("MLflow %s%s", _WORDS[news], f": {reason}" if reason else "")
 
 
 class Delivery:
-    """Delivers the entries of a journal in their order, each until the store has taken it.
+    """Delivers the entries of a journal in order, and repeats each one until the store has accepted it.
 
-    A store that answers but refuses an entry for good is told of once, and the entry is dropped. One that does not have
-    the run, or has it among the deleted ones, counts as away: the run may be restored. Repeating a write that the store
-    had taken already changes nothing there: points carry the time at which they were made.
+    If the store refuses an entry for good, this reports it once and drops the entry. A store without the run, or with
+    the run among the deleted ones, counts as not answering, because the run may be restored. Repeating an accepted
+    write changes nothing in the store, because points contain the time of their measurement.
     """
 
     def __init__(self, run: TrackedRun, journal: Journal, on_news: OnNews = warn) -> None:
-        """Connect; nothing is delivered yet."""
+        """Create the client; nothing is delivered yet."""
         self._run = run
         quote_environment(run.uri)
         self._client = None if run.is_offline else MlflowClient(run.uri)
@@ -78,14 +78,14 @@ class Delivery:
         """Deliver from a thread from now on; without a store everything stays in the journal."""
         if self._client is None:
             return
-        logging.getLogger("urllib3").setLevel(logging.ERROR)  # it would log every retry of an outage
+        logging.getLogger("urllib3").setLevel(logging.ERROR)  # otherwise it logs every retry of an outage
         if _TIMEOUT not in os.environ:  # this process is a rank's own; MLflow would wait for two minutes
             os.environ[_TIMEOUT], self._has_shortened = str(TIMEOUT_OF_THREAD), True
         self._thread = threading.Thread(target=self._deliver_until_the_end, name="tracking", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
-        """Say that the journal has something new to deliver."""
+        """Signal that the journal has new entries."""
         with self._progress:
             self._progress.notify_all()
 
@@ -93,12 +93,12 @@ class Delivery:
         """Wait until everything is delivered.
 
         Args:
-            patience: Seconds without progress after which this gives up where the store is away; 0 does not ask a store
-                again that did not answer.
-            answers: Whether the store has just answered another process: it then has the time of one that may be slow.
+            patience: Seconds without progress after which this gives up if the store does not answer. With 0, this does
+                not ask a store again that did not answer.
+            answers: Whether the store has just answered another process; then it has the time of a slow store.
 
         Returns:
-            Empty where all is delivered, else why the store does not take the rest.
+            Empty if all is delivered, else the reason why the store does not accept the rest.
         """
         if self._client is None:
             return OFFLINE if self._journal.next() is not None else ""
@@ -108,7 +108,7 @@ class Delivery:
         with self._progress:
             self._progress.notify_all()
             while (entry := self._journal.next()) is not None:
-                # A folder is uploaded by one write, once the store has answered.
+                # One write uploads a whole folder, once the store has answered.
                 answer = _UPLOAD_SECONDS if entry.kind == "folder" else _SECONDS_FOR_AN_ANSWER
                 limit = patience if self._reason else max(patience, answer)
                 left = max(started, self._last_progress) + limit - time.monotonic()
@@ -118,7 +118,7 @@ class Delivery:
         return ""
 
     def end(self) -> None:
-        """Let the thread end when its request has; does not wait for it."""
+        """Let the thread end after its current request, without waiting for it."""
         if self._has_shortened:
             os.environ.pop(_TIMEOUT, None)
             self._has_shortened = False
@@ -160,11 +160,11 @@ class Delivery:
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _deliver(self, entry: Entry) -> bool:
-        """Try to deliver one entry; whether it is done with."""
+        """Try to deliver one entry; return whether it is delivered or dropped."""
         try:
             if not self._journal.is_replaced(entry):
                 self._send(entry)
-        except Exception as error:  # of MLflow, its HTTP and its storage libraries, each with errors of its own
+        except Exception as error:  # MLflow, its HTTP and its storage libraries each have their own errors
             if not _is_refusal(error, entry) or not self._has_run():
                 self._store_is_away(error)
                 return False
@@ -181,7 +181,7 @@ class Delivery:
         try:
             with self._waits():
                 return str(self._client.get_run(self._run.run_id).info.lifecycle_stage) == LifecycleStage.ACTIVE
-        except Exception:  # as in `_deliver`
+        except Exception:  # same as in `_deliver`
             return False
 
     def _tell_refused(self, reason: str, path: str) -> None:
@@ -219,24 +219,24 @@ class Delivery:
                     client.log_batch(run_id, tags=tags)
             case "file":
                 file = self._journal.file_of(content)
-                if file.is_file():  # else it was delivered, and the process died before it could say so
+                if file.is_file():  # else it was delivered, and the process died before recording that
                     with self._waits():
                         client.log_artifact(run_id, str(file), entry.path.rpartition("/")[0] or None)
             case "folder":
                 folder = self._journal.folder_of(content)
-                if not folder.is_dir():  # MLflow would upload nothing, and say nothing
+                if not folder.is_dir():  # MLflow would upload nothing without an error
                     self._tell_refused(f"{folder} is not there any more: its files are not among the artifacts", "")
                     return
                 with self._waits():
-                    client.get_run(run_id)  # a store that is away fails here, and soon
+                    client.get_run(run_id)  # fails here quickly if the store does not answer
                 with self._waits(_UPLOAD_SECONDS):
                     client.log_artifacts(run_id, str(folder), entry.path)
 
     @contextmanager
     def upload_waits(self) -> Iterator[None]:
-        """Give every request of this process the time of an upload meanwhile, where it has short waits after `start`.
+        """Give every request of this process the time of an upload during this block, if `start` has shortened waits.
 
-        A server that hands files on to another storage answers only when it has done so.
+        A server that forwards files to another storage answers only after that.
         """
         if not self._has_shortened:
             yield
@@ -245,24 +245,24 @@ class Delivery:
         try:
             yield
         finally:
-            if self._has_shortened:  # else `end` has left the environment as it was
+            if self._has_shortened:  # else `end` has restored the environment
                 os.environ[_TIMEOUT] = str(TIMEOUT_OF_THREAD)
 
     def _waits(self, timeout: int | None = None) -> AbstractContextManager[None]:
-        """Short waits in the process that a user's notebook may be; ranks have them in their environment."""
+        """Return a context of short waits for a driver, which may be a notebook; ranks set them in `start`."""
         if self._thread is not None:
             return nullcontext() if timeout is None else self.upload_waits()
-        if timeout is None:  # one request: it may wait for a server that takes connections and never answers
+        if timeout is None:  # one request: the server may accept connections and never answer
             return short_waits(self._answer_seconds, retries=0)
         return short_waits(timeout)
 
 
 def _is_refusal(error: Exception, entry: Entry) -> bool:
-    """Whether the store itself says that it never takes this write; a gateway's error page is none of its answers.
+    """Return whether the store itself refuses this write for good; a gateway's error page is no answer of the store.
 
-    Of an upload a gateway's answer is one where it tells the same to each repetition.
+    For an upload, a gateway's answer counts too if it is the same for each repetition.
     """
-    status = getattr(getattr(error, "response", None), "status_code", None)  # of `requests`, with which MLflow uploads
+    status = getattr(getattr(error, "response", None), "status_code", None)  # of `requests`, which MLflow uploads with
     if entry.kind in ("file", "folder") and status in _REFUSED_FILES:
         return True
     if not isinstance(error, MlflowException) or error.error_code not in _REFUSALS:

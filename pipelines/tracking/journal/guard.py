@@ -1,6 +1,6 @@
-"""A small process beside a driver that sets its run to failed where the driver is killed and can say nothing itself.
+"""A small guard process that sets the driver's run to failed if the driver is killed.
 
-It imports MLflow only then: until then it holds some megabytes and waits for its standard input to end.
+The guard waits for the end of its standard input, and imports MLflow only then. Until then it uses a few megabytes.
 """
 
 import json
@@ -18,7 +18,7 @@ _MODULE = "pipelines.tracking.journal.guard_main"
 
 @contextmanager
 def guarded(run: TrackedRun) -> Iterator[None]:
-    """Let a process of its own watch this one within the block, which says itself how the run ends."""
+    """Let a guard process watch this process during the block; the block itself reports how the run ends."""
     if run.is_offline:
         yield
         return
@@ -29,11 +29,11 @@ def guarded(run: TrackedRun) -> Iterator[None]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=environment,
-        start_new_session=True,  # what kills the driver's group leaves it alone
+        start_new_session=True,  # a signal to the driver's process group does not reach it
     )
     assert process.stdin is not None
     with suppress(BrokenPipeError):
-        # Not among its arguments, which everybody on this machine can read: the address may hold a password.
+        # Not as arguments, which every user of this machine can read: the address may contain a password.
         process.stdin.write(json.dumps([run.uri, run.run_id]).encode() + b"\n")
         process.stdin.flush()
     try:

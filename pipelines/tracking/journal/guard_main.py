@@ -1,4 +1,4 @@
-"""What the process of `pipelines.tracking.journal.guard` does."""
+"""The main function of the process of `pipelines.tracking.journal.guard`."""
 
 import json
 import signal
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Wait for the driver; where it ends without a word, end its run."""
+    """Wait for the driver; if it ends without a message, end its run."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     uri, run_id = json.loads(sys.stdin.readline())

@@ -1,4 +1,4 @@
-"""What is to be written to a run, kept on disk in order until the store has taken it."""
+"""The journal of writes to a run, stored on disk in order until the store has accepted them."""
 
 import errno
 import json
@@ -20,54 +20,53 @@ Kind = Literal["metrics", "tags", "file", "folder"]
 _LINES = "entries.jsonl"
 _FILES = "files"
 LONG_BYTES = 1 << 20
-"""Size from which a journal is written anew without what was delivered: it may be copied with every checkpoint."""
+"""Size at which a journal is rewritten without its delivered entries: every checkpoint may copy it."""
 
 
 def journals(run_folder: Path) -> Path:
-    """Folder of all journals of a run, beside its checkpoints."""
+    """Return the folder of all journals of a run, beside its checkpoints."""
     return run_folder / "journal"
 
 
 def driver_journal(run_folder: Path) -> Path:
-    """Folder of the driver's journal."""
+    """Return the folder of the driver's journal."""
     return journals(run_folder) / "driver"
 
 
 def rank_journal(run_folder: Path) -> Path:
-    """Folder of rank 0's journal."""
+    """Return the folder of rank 0's journal."""
     return journals(run_folder) / "rank-0"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One write."""
+    """One write to the store."""
 
     number: int
-    """Rises by one with each entry."""
+    """Number of the entry; it rises by one with each entry."""
     kind: Kind
     after_step: int
-    """Optimizer steps that a checkpoint must hold before the entry is delivered."""
+    """Optimizer steps that a checkpoint must contain before the entry is delivered."""
     path: str
     """Path of an artifact; empty for other kinds."""
 
 
 class Journal:
-    """A folder with one file of lines, of which each is an entry or says what has happened to entries.
+    """A folder with one file of lines; each line is an entry or a change of the state of entries.
 
-    An entry is delivered only when a checkpoint holds the steps that it tells of: training that falls back to an older
-    checkpoint repeats those steps, and would write them twice. Opening a journal again continues it; a line that was
-    cut short when its process died is left out. Several threads may use one journal, but not several processes.
+    An entry is delivered only after a checkpoint contains its steps. Otherwise training that restarts from an older
+    checkpoint would repeat these steps and write them twice. Opening a journal again continues it; an incomplete line
+    of a dead process is left out. Several threads may use one journal, but not several processes.
 
-    On storage that takes whole files only, the journal is a local folder, which is copied there before and after each
-    checkpoint and at the end. A process that dies loses the entries since then, as it loses the steps of which they
-    tell.
+    On storage that accepts only whole files, the journal is a local folder. It is copied there before and after each
+    checkpoint and at the end. A process that dies loses the entries since the last copy, and also their steps.
     """
 
     def __init__(self, folder: Path, restart_step: int | None = None) -> None:
-        """Open or make a journal.
+        """Open or create a journal.
 
         Args:
-            folder: Belongs to the journal.
+            folder: Folder of the journal.
             restart_step: Optimizer steps of the checkpoint from which training starts or continues: entries about
                 later steps are dropped. None: nothing is dropped.
         """
@@ -77,7 +76,7 @@ class Journal:
             fetch_folder(self._copy, self.folder)
         self._lock = threading.Lock()
         self._pending: deque[Entry] = deque()
-        self._places: dict[int, tuple[int, int]] = {}  # of the lines of these entries: offset and bytes
+        self._places: dict[int, tuple[int, int]] = {}  # offset and bytes of each entry's line
         self._next_number = 0
         self._held_step = 0
         self._unsynced: list[Path] = []  # files of entries since the last `sync`
@@ -89,10 +88,10 @@ class Journal:
         self._file = self._begin(lines)
 
     def append(self, kind: Kind, content: Mapping[str, Any], *, after_step: int, path: str = "") -> None:
-        """Add an entry, which the death of this process cannot lose, and after `sync` that of the machine neither.
+        """Add an entry; it survives the death of this process, and after `sync` also that of the machine.
 
         Raises:
-            OSError: The disk is full or cannot be written; names the journal.
+            OSError: The disk is full or cannot be written; the text names the journal.
         """
         with self._lock:
             self._append(kind, content, after_step, path)
@@ -101,7 +100,7 @@ class Journal:
         """Add an entry that writes an artifact.
 
         Raises:
-            OSError: As `append`.
+            OSError: The same as in `append`.
         """
         with self._lock:
             name = f"{self._next_number}/{Path(path).name}"  # MLflow names an artifact after its file
@@ -116,7 +115,7 @@ class Journal:
                 raise OSError(error.errno, error.strerror, str(self.folder)) from error
 
     def sync(self) -> None:
-        """Wait until all entries so far are on the disk, as they must be before the checkpoint of their steps is.
+        """Wait until all entries so far are on the disk; they must be there before the checkpoint of their steps.
 
         Raises:
             OSError: The disk cannot be written.
@@ -124,7 +123,7 @@ class Journal:
         with self._lock:
             files, self._unsynced = self._unsynced, []
         for path in [path for file in files for path in (file, file.parent)] + [self.folder / _FILES] * bool(files):
-            with suppress(FileNotFoundError):  # it was delivered meanwhile
+            with suppress(FileNotFoundError):  # already delivered
                 sync_to_disk(path)
         os.fsync(self._file.fileno())
         with self._lock:
@@ -132,7 +131,7 @@ class Journal:
                 copy_folder(self.folder, self._copy)
 
     def hold(self, step: int) -> None:
-        """Say that a checkpoint holds this many optimizer steps: entries about them may be delivered."""
+        """Record that a checkpoint contains `step` optimizer steps: entries about them may be delivered."""
         with self._lock:
             self._held_step = max(self._held_step, step)
             self._shorten()
@@ -141,18 +140,18 @@ class Journal:
                 copy_folder(self.folder, self._copy)
 
     def next(self) -> Entry | None:
-        """Return the oldest entry that may be delivered; None where there is none."""
+        """Return the oldest entry that may be delivered; None if there is none."""
         with self._lock:
             first = self._pending[0] if self._pending else None
             return first if first is not None and first.after_step <= self._held_step else None
 
     def __len__(self) -> int:
-        """Number of entries that were not delivered."""
+        """Return the number of entries that were not delivered."""
         with self._lock:
             return len(self._pending)
 
     def content(self, entry: Entry) -> dict[str, Any]:
-        """Return what an entry writes."""
+        """Return the content of an entry."""
         with self._lock:
             return self._content(entry)
 
@@ -161,24 +160,24 @@ class Journal:
         return content
 
     def _line(self, entry: Entry) -> bytes:
-        """An entry's line, without its end."""
+        """Return the line of an entry, without its end."""
         offset, size = self._places[entry.number]
         return os.pread(self._file.fileno(), size, offset)[:-1]
 
     def file_of(self, content: Mapping[str, Any]) -> Path:
-        """Path of the file that an entry writes as an artifact."""
+        """Return the path of the file that an entry writes as an artifact."""
         return self.folder / _FILES / str(content["file"])
 
     def place_of(self, folder: Path) -> str:
-        """What an entry says of a folder whose files it writes: within the run's folder its path there.
+        """Return how an entry names a folder whose files it writes: inside the run's folder, by its relative path.
 
-        The run's folder may be at another place when the entry is delivered, on another machine too.
+        The run's folder may have another location at delivery, even on another machine.
         """
         folder, run = folder.absolute(), self._run_folder.absolute()
         return str(folder.relative_to(run)) if folder.is_relative_to(run) else str(folder)
 
     def folder_of(self, content: Mapping[str, Any]) -> Path:
-        """The folder whose files an entry writes."""
+        """Return the folder whose files an entry writes."""
         return self._run_folder / str(content["folder"])
 
     @property
@@ -186,7 +185,7 @@ class Journal:
         return (self._copy or self.folder).parent.parent
 
     def is_replaced(self, entry: Entry) -> bool:
-        """Whether a later entry that may be delivered writes the same artifact."""
+        """Return whether a later entry that may be delivered writes the same artifact."""
         with self._lock:
             return entry.kind in ("file", "folder") and any(
                 later.path == entry.path and later.kind == entry.kind and later.after_step <= self._held_step
@@ -195,26 +194,26 @@ class Journal:
             )
 
     def delivered(self, entry: Entry) -> None:
-        """Remove the oldest entry, which the store has taken."""
-        # All of it within the lock: whoever sees that nothing is left may close the journal at once.
+        """Remove the oldest entry, which the store has accepted."""
+        # All steps are inside the lock: a thread that sees an empty journal may close it at once.
         with self._lock:
             first = self._pending.popleft()
             assert first == entry, (first, entry)
             with suppress(
                 OSError, ValueError
-            ):  # a full disk or a closed file: it is delivered again, which is harmless
+            ):  # a full disk or a closed file: the entry is delivered again, which is harmless
                 if entry.kind == "file":
                     shutil.rmtree(self.file_of(self._content(entry)).parent, ignore_errors=True)
                 self._write({"delivered": entry.number})
             self._places.pop(entry.number, None)
 
     def close(self) -> None:
-        """Close the journal, and remove it where nothing is left in it."""
+        """Close the journal, and remove it if it is empty."""
         with self._lock:
             self._file.close()
             if not self._pending:
                 (self.folder / _LINES).unlink(missing_ok=True)
-                with suppress(OSError):  # a file that is not ours, or the journal of another process
+                with suppress(OSError):  # a foreign file, or the journal of another process
                     (self.folder / _FILES).rmdir()
                     self.folder.rmdir()
             if self._copy is not None:
@@ -224,7 +223,7 @@ class Journal:
         copy_folder(self.folder, copy)
         shutil.rmtree(self.folder, ignore_errors=True)
         if not self._pending:
-            with suppress(OSError):  # as above
+            with suppress(OSError):  # same as above
                 copy.rmdir()
 
     def _append(self, kind: Kind, content: Mapping[str, Any], after_step: int, path: str) -> None:
@@ -240,11 +239,11 @@ class Journal:
         self._next_number += 1
 
     def _shorten(self) -> None:
-        """Leave out what was delivered, where that is most of a long file."""
+        """Remove delivered entries if they are most of a long file."""
         size = self._file.seek(0, os.SEEK_END)
         if size < LONG_BYTES or 2 * sum(size for _, size in self._places.values()) > size:
             return
-        with suppress(OSError):  # of a full disk: the long file is as good
+        with suppress(OSError):  # the disk is full: the long file is as good
             old, self._file = self._file, self._rewrite({entry.number: self._line(entry) for entry in self._pending})
             old.close()
 
@@ -260,9 +259,9 @@ class Journal:
         return offset, len(data)
 
     def _read_lines(self) -> list[bytes]:
-        """Lines of the entries that were not delivered; remembers which steps are held."""
+        """Return the lines of the entries that were not delivered, and restore `_held_step`."""
         path = self.folder / _LINES
-        lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []  # what has no end was cut short
+        lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []  # a line without an end is incomplete
         entries: dict[int, bytes] = {}
         for line in lines:
             values = json.loads(line)
@@ -275,7 +274,7 @@ class Journal:
         return list(entries.values())
 
     def _begin(self, lines: list[bytes]) -> FileIO:
-        """Take these entries as those that are pending, and write a file of them in place of the old one."""
+        """Make these entries the pending ones, and replace the old file by a file with them."""
         for line in lines:
             values = json.loads(line)
             self._pending.append(Entry(values["entry"], values["kind"], values["after_step"], values["path"]))
@@ -287,7 +286,7 @@ class Journal:
         return self._rewrite({entry.number: line for entry, line in zip(self._pending, lines, strict=True)})
 
     def _rewrite(self, lines: Mapping[int, bytes]) -> FileIO:
-        """Write a file of these entries, by number, and of nothing else in place of the old one, and open it."""
+        """Replace the old file by one with only these entries, by number, and open it."""
         temporary = self.folder / f".{_LINES}"
         places = {}
         with temporary.open("wb") as file:

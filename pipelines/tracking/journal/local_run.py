@@ -1,4 +1,4 @@
-"""What is known of a run beside its checkpoints, whether the store answers, does not, or never had the run."""
+"""The local file of a run beside its checkpoints, independent of the store."""
 
 import errno
 import fcntl
@@ -18,30 +18,30 @@ from pipelines.storage.whole_files import NO_LOCKS, takes_whole_files_only
 
 FILE_NAME = "run.json"
 CONFIG_FILE = "config.yaml"
-"""The configuration of a run, beside its checkpoints and among its artifacts."""
+"""File with the configuration of a run, beside its checkpoints and among its artifacts."""
 DESCRIPTION_TAG = "mlflow.note.content"
 """Tag that MLflow's page shows as the description of a run or model."""
 LOCK_NAME = "driver.lock"
-# What `flock` answers on a file system that has no locks, such as NFS without its lock daemon.
+# Errors of `flock` on a file system without locks, such as NFS without its lock daemon.
 _log = logging.getLogger(__name__)
 
 LocalStatus = Literal["RUNNING", "TRAINED", "FINISHED", "FAILED", "KILLED"]
-"""The status that MLflow shows, and one more: a run that is trained lacks only records or its model in the store."""
+"""The status in MLflow, and one more: a TRAINED run lacks only records or its model in the store."""
 
 
 class RunHeldError(ValueError):
-    """A run that another process trains or writes."""
+    """The error when another process trains or writes a run."""
 
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """A run's dataset, as MLflow shows it."""
+    """The dataset of a run, as MLflow shows it."""
 
     name: str
     digest: str
     """The dataset's digest, in at most 36 characters."""
     source: str
-    """Place of the dataset, without secrets."""
+    """Location of the dataset, without secrets."""
     schema: str
     """JSON of the columns in MLflow's format."""
     profile: str
@@ -50,7 +50,7 @@ class DatasetFacts:
 
 @dataclass(frozen=True)
 class Description:
-    """What a run is made with."""
+    """The inputs of a run."""
 
     experiment: str
     name: str | None
@@ -61,10 +61,10 @@ class Description:
 
 @dataclass(frozen=True)
 class LocalRun:
-    """A run as its own folder knows it; `run.json` there."""
+    """The state of a run in its own folder, the file `run.json`."""
 
     run_id: str
-    """The store's identifier; one of our own while the store does not have the run."""
+    """The store's identifier; a local one while the run is not in the store."""
     description: Description
     started: int
     """Milliseconds since 1970."""
@@ -76,10 +76,10 @@ class LocalRun:
     is_reported: bool = field(default=False)
     """Whether the store knows how the run ended."""
     has_diverged: bool = field(default=False)
-    """Whether its latest attempt has ended so."""
+    """Whether the latest attempt has diverged."""
 
     def write(self, folder: Path) -> None:
-        """Write the file, whole or not at all.
+        """Write the file atomically.
 
         Raises:
             OSError: The folder cannot be written.
@@ -98,10 +98,10 @@ _LONGEST_PROBLEM = 300
 
 
 def read_local_run(folder: Path) -> LocalRun | None:
-    """Read a run's file; None where there is none.
+    """Read the file of a run; return None if there is none.
 
     Raises:
-        ValueError: It is damaged.
+        ValueError: The file is damaged.
     """
     try:
         return _LOCAL_RUN.validate_json((folder / FILE_NAME).read_text())
@@ -113,10 +113,10 @@ def read_local_run(folder: Path) -> LocalRun | None:
 
 
 def update_local_run(folder: Path, **changes: Any) -> None:
-    """Change fields of a run's file; nothing happens where there is none.
+    """Change fields of a run's file; without a file, do nothing.
 
     Raises:
-        ValueError: It is damaged.
+        ValueError: The file is damaged.
         OSError: The folder cannot be written.
     """
     run = read_local_run(folder)
@@ -126,10 +126,10 @@ def update_local_run(folder: Path, **changes: Any) -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold a run's folder, so that no other driver trains or writes the run meanwhile.
+    """Lock a run's folder during this block, so that no other driver trains or writes the run.
 
     Raises:
-        RunHeldError: Another process holds it.
+        RunHeldError: Another process has locked it.
     """
     if takes_whole_files_only(folder):
         _warn_of_no_locks(folder)
@@ -137,11 +137,11 @@ def held(folder: Path) -> Iterator[None]:
         return
     with (folder / LOCK_NAME).open("a+") as lock:
         _take(lock, folder)
-        yield  # the file stays: removed, it could be locked by two processes under one name
+        yield  # the lock file stays: after a removal, two processes could lock two files of the same name
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a process holds the folder of a run."""
+    """Return whether a process has locked the folder of a run."""
     try:
         with (folder / LOCK_NAME).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

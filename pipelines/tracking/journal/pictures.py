@@ -1,4 +1,4 @@
-"""Pictures that are drawn beside training, from a thread, as often as their cost allows."""
+"""Pictures that a thread draws during training, as often as their cost allows."""
 
 import logging
 import threading
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 Draw = Callable[[], "Figure"]
 LARGEST_COST = 0.002
-"""Part of the time since the start that drawing may take before the end of a training, in processor time."""
+"""Largest share of the time since the start that drawing may take during a training, in processor time."""
 _LONGEST_PAUSE_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
@@ -22,10 +22,10 @@ class _Order(NamedTuple):
 
 
 class Pictures:
-    """Draws the newest version of each picture; versions that come too fast are left out, the last one never is."""
+    """Draws the newest version of each picture; versions in quick succession are skipped, except the last one."""
 
     def __init__(self, take: Callable[["Figure", str, int], None]) -> None:
-        """Start no thread before the first order.
+        """Store the callback; the first order starts the thread.
 
         Args:
             take: Called with each picture, its path and its step, from the thread.
@@ -39,12 +39,12 @@ class Pictures:
         self._finishes = False
 
     def order(self, path: str, draw: Draw, *, after_step: int) -> None:
-        """Ask for a picture, in place of one under the same path that was not drawn yet.
+        """Order a picture; it replaces an earlier order of the same path that is not drawn yet.
 
         Args:
             path: Path of the artifact.
-            draw: Makes the picture; is called from a thread, and must own what it reads.
-            after_step: Optimizer steps that the picture tells of.
+            draw: Draws the picture; a thread calls it, and it must own the data that it reads.
+            after_step: Optimizer steps that the picture covers.
         """
         with self._changed:
             self._orders[path] = _Order(draw, after_step)
@@ -54,13 +54,13 @@ class Pictures:
             self._changed.notify_all()
 
     def hurry(self) -> None:
-        """Draw what was ordered last of each picture without a pause from now on; `finish` waits for it."""
+        """Draw the last order of each picture without a pause from now on; `finish` waits for it."""
         with self._changed:
             self._finishes = True
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Draw what was ordered last of each picture, and wait for it."""
+        """Draw the last order of each picture, and wait for it."""
         self.hurry()
         if self._thread is not None:
             self._thread.join()
@@ -69,7 +69,7 @@ class Pictures:
 
     @property
     def seconds(self) -> float:
-        """Processor time of all drawing so far."""
+        """Processor time of all drawing so far, in seconds."""
         return self._seconds
 
     def _draw_all(self) -> None:
@@ -84,7 +84,7 @@ class Pictures:
             before = time.thread_time()
             try:
                 self._take(order.draw(), path, order.after_step)
-            except Exception:  # training goes on; the next version of the picture may succeed
+            except Exception:  # training continues; the next version of the picture may succeed
                 _log.warning("%s was not drawn", path, exc_info=True)
             self._seconds += time.thread_time() - before
 

@@ -1,4 +1,4 @@
-"""What a training could not write to the store, written later: its run, its records, its model and how it ended."""
+"""Later writes of data that a training could not write to the store: run, records, model and status."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
@@ -18,44 +18,44 @@ DRIVER_DIED = {"driver": "died before it could end this run"}
 _ENDED: dict[str, Status] = {"TRAINED": "FINISHED", "FINISHED": "FINISHED", "FAILED": "FAILED", "KILLED": "KILLED"}
 
 LogModel = Callable[[Path, TrackedRun], str]
-"""Logs the model of the newest checkpoint in a run's folder, and returns its URI."""
+"""A function that logs the model of the newest checkpoint in a run's folder, and returns the model's URI."""
 
 
 @dataclass(frozen=True)
 class Synced:
-    """What was written of one run."""
+    """The result of the sync of one run."""
 
     run_id: str
     folder: Path
     status: str
-    """How the run ended."""
+    """The final status of the run."""
     model_uri: str
-    """Its model, where this call has logged it."""
+    """The URI of the run's model, if this call has logged it."""
     waiting: int
-    """Entries about steps that no checkpoint holds: a resumed run repeats these steps."""
+    """Number of entries about steps that no checkpoint contains: a resumed run repeats these steps."""
 
 
 def unsynced(output: Path) -> list[Path]:
-    """Folders of the runs under `output` of which something is not in the store, in the order of their names.
+    """Return the folders of runs under `output` that are not completely in the store, sorted by name.
 
-    Runs that are being trained are left out, where files can be locked.
+    Runs in training are left out if files can be locked.
     """
     return [folder for folder in sorted(_folders(output)) if lacks_something(folder) and not is_held(folder)]
 
 
 def sync(folder: Path, log_model: LogModel, *, hold: Callable[[Path], AbstractContextManager[object]] = held) -> Synced:
-    """Write everything that the store does not have of one run; what it has is not written again.
+    """Write everything of one run that is not in the store yet.
 
     Args:
         folder: The run's folder. It gets the store's identifier as its name; the old name stays as a link.
-        log_model: Logs the model of a training that is done.
-        hold: Keeps others from training or writing the run meanwhile.
+        log_model: Logs the model of a finished training.
+        hold: Prevents other processes from training or writing the run during this call.
 
     Raises:
         RunHeldError: The run is being trained.
-        ValueError: The folder is no run's, the store has no such run any more, or the folder is a copy of another one
+        ValueError: The folder has no run, the run is no longer in the store, or the folder is a copy of another folder
             beside it.
-        TrackingError: The store does not answer, or does not take what there is.
+        TrackingError: The store does not answer, or refuses the data.
     """
     with hold(folder):
         local = read_local_run(folder)
@@ -64,7 +64,7 @@ def sync(folder: Path, log_model: LogModel, *, hold: Callable[[Path], AbstractCo
         if (original := _original_of(folder, local)) is not None:
             raise ValueError(f"{folder} is a copy of {original}, which has the newer records: give that one")
         run = _stored(folder, local)
-        if not runs.is_known(run.run_id):  # to its writes the store would answer that they can never be taken
+        if not runs.is_known(run.run_id):  # otherwise the store would refuse every write for good
             raise ValueError(
                 f"{redacted(run.uri)} shows no run {run.run_id}: it is in another store than MLFLOW_TRACKING_URI "
                 "names, was deleted, or is not yours to see; all records are kept"
@@ -75,7 +75,7 @@ def sync(folder: Path, log_model: LogModel, *, hold: Callable[[Path], AbstractCo
             try:
                 model_uri = log_model(folder, run)
             except BaseException:
-                runs.end_failed_run(run, "FAILED")  # until a further call logs the model
+                runs.end_failed_run(run, "FAILED")  # until a later call logs the model
                 raise
         status = _end(run, folder)
         folder = _named_after(run, folder)
@@ -83,10 +83,10 @@ def sync(folder: Path, log_model: LogModel, *, hold: Callable[[Path], AbstractCo
 
 
 def adopt(folder: Path) -> tuple[TrackedRun, Path]:
-    """Give the store a run that it does not have, and return the run and its folder.
+    """Create a run in the store if it is not there, and return the run and its folder.
 
     Raises:
-        ValueError, TrackingError: As `runs.start_run`.
+        ValueError, TrackingError: The same as in `runs.start_run`.
     """
     local = read_local_run(folder)
     assert local is not None, folder
@@ -95,7 +95,7 @@ def adopt(folder: Path) -> tuple[TrackedRun, Path]:
 
 
 def _stored(folder: Path, local: LocalRun) -> TrackedRun:
-    """The run in the store, which gets it where it does not have it."""
+    """Return the run in the store, and create it there if it is missing."""
     if local.is_stored:
         return TrackedRun(tracking_uri(), local.run_id)
     run = runs.store_run(local)
@@ -104,7 +104,7 @@ def _stored(folder: Path, local: LocalRun) -> TrackedRun:
 
 
 def _original_of(folder: Path, local: LocalRun) -> Path | None:
-    """The folder beside this one that has the name of the run, where this one is a copy of it."""
+    """Return the original of a copied folder: the one beside it with the run's name; None: it is no copy."""
     if folder.name == local.run_id:
         return None
     named = folder.with_name(local.run_id)
@@ -113,7 +113,7 @@ def _original_of(folder: Path, local: LocalRun) -> Path | None:
 
 
 def _named_after(run: TrackedRun, folder: Path) -> Path:
-    """Give the folder of a run the store's identifier as its name; the old name stays as a link."""
+    """Rename the folder of a run to the store's identifier; the old name stays as a link."""
     before = folder.resolve()
     named = before.with_name(run.run_id)
     if not named.exists():
@@ -124,7 +124,7 @@ def _named_after(run: TrackedRun, folder: Path) -> Path:
 
 
 def _deliver(run: TrackedRun, folder: Path) -> int:
-    """Deliver all journals of a run; the number of entries that wait for a checkpoint."""
+    """Deliver all journals of a run; return the number of entries that wait for a checkpoint."""
     waiting = 0
     for journal in sorted(path for path in journals(folder).glob("*") if path.is_dir()):
         writer = RunWriter(run, journal)
@@ -135,7 +135,7 @@ def _deliver(run: TrackedRun, folder: Path) -> int:
             waiting += writer.pending
         finally:
             writer.close()
-    with suppress(OSError):  # entries are left, or there were none
+    with suppress(OSError):  # entries remain, or there were none
         journals(folder).rmdir()
     return waiting
 
@@ -158,17 +158,17 @@ def _folders(output: Path) -> Iterator[Path]:
     for folder in output.iterdir():
         try:
             is_run = (folder / FILE_NAME).is_file() and not folder.is_symlink()
-        except OSError:  # a folder of somebody else, such as `lost+found`
+        except OSError:  # a folder of another user, such as `lost+found`
             continue
         if is_run:
             yield folder
 
 
 def lacks_something(folder: Path) -> bool:
-    """Whether something of a run is not in the store, by what its folder has; a copy of a run lacks nothing."""
+    """Return whether a run's folder has data that is not in the store; a copy of a run lacks nothing."""
     try:
         local = read_local_run(folder)
-    except (ValueError, OSError):  # which `sync` says
+    except (ValueError, OSError):  # `sync` reports it
         return True
     if local is None or _original_of(folder, local) is not None:
         return False

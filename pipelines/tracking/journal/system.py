@@ -1,4 +1,4 @@
-"""Processor, memory, disk, network and GPUs of a rank's machine, sampled as MLflow itself does."""
+"""Samples of processor, memory, disk, network and GPUs of a rank's machine, taken as MLflow takes them."""
 
 import logging
 import threading
@@ -18,25 +18,25 @@ from pipelines.tracking.metrics import SYSTEM_GROUP
 Sample = tuple[int, int, dict[str, float]]
 """Step, milliseconds since 1970, values by MLflow's names."""
 DEVICES = Path("/dev")
-"""Where a GPU without its library shows."""
+"""Folder in which a GPU without its library is visible."""
 _log = logging.getLogger(__name__)
 
 
 class SystemSampler:
-    """Samples from a thread, at equal distances of time."""
+    """Takes samples from a thread, at equal intervals."""
 
     def __init__(self, seconds: float, steps_done: Callable[[], int]) -> None:
-        """Begin to sample.
+        """Begin sampling.
 
         Args:
             seconds: Time between two samples.
-            steps_done: Returns the optimizer steps so far.
+            steps_done: Returns the number of optimizer steps so far.
         """
         self._seconds, self._steps_done = seconds, steps_done
         self._monitors: list[Any] = [make() for make in (CPUMonitor, DiskMonitor, NetworkMonitor)]
         try:
             self._monitors.append(GPUMonitor())  # type: ignore[no-untyped-call]
-        except (ImportError, RuntimeError) as error:  # MLflow samples GPUs by nvidia-ml-py, where it is installed
+        except (ImportError, RuntimeError) as error:  # MLflow samples GPUs by nvidia-ml-py, if it is installed
             if any(DEVICES.glob("nvidia[0-9]*")):
                 _log.warning("this machine's GPUs are not sampled: %s", error)
         self._samples: deque[Sample] = deque()
@@ -46,7 +46,7 @@ class SystemSampler:
     def take(self) -> list[Sample]:
         """Return the samples since the last call."""
         taken: list[Sample] = []
-        while self._samples:  # the thread may add one meanwhile: neither that one nor another is lost
+        while self._samples:  # the thread may add a sample during this loop without losing any
             taken.append(self._samples.popleft())
         return taken
 
@@ -68,7 +68,7 @@ def curves_of(samples: list[list[Sample]]) -> dict[str, list[Point]]:
     """Return the curves of all ranks by name, `system/rank-0/cpu_utilization_percentage`.
 
     Args:
-        samples: Those of each rank, in rank order.
+        samples: Samples of each rank, in rank order.
     """
     curves: dict[str, list[Point]] = {}
     for rank, taken in enumerate(samples):

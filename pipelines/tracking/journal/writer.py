@@ -1,4 +1,4 @@
-"""What is written to one run, by way of a journal."""
+"""The writer of one run, which writes through a journal."""
 
 import io
 import json
@@ -18,29 +18,29 @@ from pipelines.tracking.store.store import TrackedRun
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_POINTS_PER_ENTRY = 1000  # what MLflow takes in one request
+_POINTS_PER_ENTRY = 1000  # MLflow's limit for one request
 
 
 class Point(NamedTuple):
     """One value of a curve."""
 
     step: int
-    """Optimizer steps."""
+    """Number of optimizer steps."""
     value: float
     milliseconds: int
-    """Time at which it was measured, since 1970."""
+    """Time of the measurement, since 1970."""
 
 
 def now() -> int:
-    """Milliseconds since 1970."""
+    """Return the milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
 class RunWriter:
     """Writes to one run.
 
-    Each method returns when the journal has what was written. It reaches the store later, in the same order: from a
-    thread after `start`, else within `drain`. Whatever tells of steps that no checkpoint holds yet waits for `hold`.
+    Each method returns when the journal has the data. The data reaches the store later, in the same order: from a
+    thread after `start`, else within `drain`. Entries about steps that no checkpoint contains yet wait for `hold`.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class RunWriter:
 
         Args:
             run: The run.
-            folder: Folder of the journal; one that an earlier process left is continued.
+            folder: Folder of the journal; a journal of an earlier process is continued.
             restart_step: Optimizer steps of the checkpoint from which training starts; see `Journal`.
-            on_news: Called when the store does not answer and when it does again, from the thread that delivers.
+            on_news: Called when the store stops answering and when it answers again, from the thread that delivers.
             own_metrics: Names of the user's own metrics.
         """
         self._own_metrics = tuple(own_metrics)
@@ -71,12 +71,12 @@ class RunWriter:
         self._delivery.start()
 
     def metrics(self, values: Mapping[str, float], step: int, *, after_step: int = 0) -> None:
-        """Write one value per metric, whose names `pipelines.tracking.metrics` lists."""
+        """Write one value per metric; `pipelines.tracking.metrics` lists the names."""
         measured = now()
         self.curves({name: [Point(step, value, measured)] for name, value in values.items()}, after_step=after_step)
 
     def curves(self, points: Mapping[str, Sequence[Point]], *, after_step: int = 0) -> None:
-        """Write several values per metric, whose names `pipelines.tracking.metrics` lists."""
+        """Write several values per metric; `pipelines.tracking.metrics` lists the names."""
         wrong = unlisted(points, self._own_metrics)
         assert not wrong, f"not listed in pipelines/tracking/metrics.py: {wrong}"
         rows = [(name, point.step, float(point.value), point.milliseconds) for name in points for point in points[name]]
@@ -86,16 +86,15 @@ class RunWriter:
         self._delivery.wake()
 
     def absent_metrics(self, by_step: Mapping[int, Mapping[str, float]], known_by: str, *, after_step: int = 0) -> None:
-        """Write metrics that the store may have: where it has no value of `known_by` at their step, it gets them.
+        """Write metrics that the store may already have: those of steps at which it has no value of `known_by`.
 
-        It also gets those of which it has no value at all, as where a setting asks for a metric from now on.
-
-        It is asked when they are delivered, after whatever the journal had before them. So nothing is doubled.
+        The store also gets metrics without any value there, such as a metric that a setting has just added. The check
+        happens at delivery, after all earlier entries of the journal, so no value is written twice.
 
         Args:
-            by_step: Metrics by optimizer step; those that are not listed, as own metrics of before, are left out.
+            by_step: Metrics by optimizer step; unlisted names, such as own metrics of earlier runs, are left out.
             known_by: Name of a metric that is written with all others of its step.
-            after_step: Optimizer steps that they tell of.
+            after_step: Optimizer steps that the metrics cover.
         """
         measured, rows = now(), list[Row]()
         for step, values in by_step.items():
@@ -127,7 +126,7 @@ class RunWriter:
         self._delivery.wake()
 
     def table(self, rows: Sequence[Mapping[str, Any]], path: str, *, after_step: int = 0) -> None:
-        """Write a table artifact, JSON as MLflow's own tables; replaces an earlier one, where `log_table` appends."""
+        """Write a table artifact in MLflow's JSON; it replaces an earlier one, while `log_table` appends."""
         names = list(rows[0])
         data = [[None if row[name] != row[name] else row[name] for name in names] for row in rows]
         self.text(json.dumps({"columns": names, "data": data}), path, after_step=after_step)
@@ -137,17 +136,17 @@ class RunWriter:
         self._take_picture(figure, path, after_step)
 
     def picture(self, draw: Draw, path: str, *, after_step: int = 0) -> None:
-        """Write a PNG artifact that a thread draws, when that costs little, or in `finish_pictures`.
+        """Write a PNG artifact that a thread draws when that costs little, or in `finish_pictures`.
 
         Args:
-            draw: Makes the picture from what it owns; is called from the thread.
-            path: Path of the artifact; an earlier picture of the same path that was not drawn yet never is.
-            after_step: Optimizer steps that the picture tells of.
+            draw: Draws the picture from data that it owns; the thread calls it.
+            path: Path of the artifact; an earlier order of the same path that is not drawn yet is dropped.
+            after_step: Optimizer steps that the picture covers.
         """
         self._pictures.order(path, draw, after_step=after_step)
 
     def hurry_pictures(self) -> None:
-        """Draw the newest version of every picture from now on, whatever it costs."""
+        """Draw the newest version of every picture from now on, at any cost."""
         self._pictures.hurry()
 
     def finish_pictures(self) -> None:
@@ -155,25 +154,25 @@ class RunWriter:
         self._pictures.finish()
 
     def folder(self, folder: Path, path: str) -> None:
-        """Write all files of a folder as artifacts, as they are when they are delivered."""
+        """Write all files of a folder as artifacts, with their content at delivery."""
         self._journal.append("folder", {"folder": self._journal.place_of(folder)}, after_step=0, path=path)
         self._delivery.wake()
 
     def sync(self) -> None:
-        """Wait until what was written is on the disk; see `Journal.sync`."""
+        """Wait until all entries are on the disk; see `Journal.sync`."""
         self._journal.sync()
 
     def hold(self, step: int) -> None:
-        """Say that a checkpoint holds so many optimizer steps."""
+        """Record that a checkpoint contains `step` optimizer steps."""
         self._journal.hold(step)
         self._delivery.wake()
 
     def drain(self, patience: float = PATIENCE_SECONDS, *, answers: bool = False) -> str:
-        """Wait until everything is delivered; return why not, where the store takes too long; see `Delivery.drain`."""
+        """Wait until everything is delivered; return the reason if the store takes too long; see `Delivery.drain`."""
         return self._delivery.drain(patience, answers=answers)
 
     def upload_waits(self) -> AbstractContextManager[None]:
-        """Give uploads of this process outside of the journal their time; see `Delivery.upload_waits`."""
+        """Give uploads outside the journal more time in this process; see `Delivery.upload_waits`."""
         return self._delivery.upload_waits()
 
     def _take_picture(self, figure: "Figure", path: str, after_step: int) -> None:
@@ -184,10 +183,10 @@ class RunWriter:
 
     @property
     def pending(self) -> int:
-        """Number of entries that the store does not have yet."""
+        """The number of entries that the store does not have yet."""
         return len(self._journal)
 
     def close(self) -> None:
-        """End, after a last `drain`; a journal in which something is left stays for the next process."""
+        """Close the journal after a last `drain`; a journal with remaining entries stays for the next process."""
         self._delivery.end()
         self._journal.close()

@@ -1,4 +1,4 @@
-"""The model card: what a model is, of what it was made, how good it is, and where its limits are."""
+"""The model card: a model's description, data, scores and limits."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -6,7 +6,7 @@ from pipelines.tracking.models.model_metadata import ModelMetadata, SplitSamples
 
 FILE_NAME = "model_card.md"
 Card = Callable[[Mapping[str, float]], str]
-"""From the metrics of a model to the text of its card."""
+"""A function from the metrics of a model to the text of its card."""
 _RECIPE = ("model", "optimizer", "schedule", "training", "input", "exchange")
 _NO_SCORES = ("epoch", "exchange", "speed", "summary", "system", "time")
 """Groups of metrics about the training and its machines, and not about the model."""
@@ -17,9 +17,9 @@ def model_card(name: str, metadata: ModelMetadata, parameters: Mapping[str, str]
 
     Args:
         name: Title.
-        metadata: What is logged beside the model.
+        metadata: Metadata of the model.
         parameters: Parameters of the run, `section.key` -> value.
-        metrics: Metrics at the step of the model, of which the card has the scores.
+        metrics: Metrics at the step of the model; the card shows the scores among them.
 
     Source: Mitchell et al. (2019), "Model Cards for Model Reporting", for the sections.
     """
@@ -65,7 +65,7 @@ def model_card(name: str, metadata: ModelMetadata, parameters: Mapping[str, str]
 
 
 def _counts(samples: Mapping[str, SplitSamples], names: Sequence[str]) -> list[str]:
-    """A table of the samples of each split, all and by class."""
+    """Return a table of the samples of each split, all and by class."""
     if not samples:
         return []
     splits = sorted(samples)

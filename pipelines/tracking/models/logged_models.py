@@ -1,4 +1,4 @@
-"""A model as MLflow 3 keeps it: an entity of its own, beside the run that made it."""
+"""A model as MLflow 3 stores it: a separate entity beside the run that created it."""
 
 import re
 import tempfile
@@ -18,12 +18,12 @@ from pipelines.tracking.models.registry import registry_client
 from pipelines.tracking.store.store import TrackedRun
 
 _TAGS_OF_THE_RUN = ("mlflow.user", "mlflow.source.name", "mlflow.source.type")
-"""Tags that MLflow's page shows of a model too: who made it, and with what."""
+"""Tags that MLflow's page also shows for a model: its author and source."""
 _LONGEST_DESCRIPTION = 4000
 _KIND = "groundswell.model"
-"""Tag of a model: its name within its run. Its name in the store is the run's, by which a list tells models apart."""
+"""Tag with a model's name within its run. Its name in the store is the run's, which differs between models."""
 _REFUSED = str.maketrans(dict.fromkeys("/:.%\"'", "-"))
-"""Characters that no name of a model may have."""
+"""Translation of characters that the name of a model may not contain."""
 _ALIAS = re.compile(r"runs:/(?P<run_id>[^/]+)/(?P<name>model\w*)")
 
 
@@ -32,15 +32,15 @@ def log_once(
 ) -> tuple[str, ModelVersion | None]:
     """Log a model unless an earlier attempt has logged that name after the same steps, and register it.
 
-    Returns the name by which its run's URI finds the model, and the version in the registry.
+    Returns the model's name in a URI of its run, and the version in the registry.
 
     Args:
-        run: The run that made the model.
+        run: The run that created the model.
         content: Flavor, model, signature, metadata and requirements.
         registered_name: Name in the registry; None: the model is not registered.
         step: Optimizer steps that the model has seen.
         name: Name of the model within the run.
-        card: Gives the text of the model card for the model's metrics.
+        card: Returns the text of the model card for the model's metrics.
     """
     model_id = _logged_before(run, step, name)
     if model_id is None:
@@ -53,10 +53,10 @@ def log_once(
 
 
 def resolved(uri: str, store: str) -> str:
-    """Give the address of the newest complete model that `runs:/<run id>/model` means, which MLflow does not know.
+    """Return the address of the newest complete model for `runs:/<run id>/model`, which MLflow does not know.
 
     Args:
-        uri: Any address of a model; others are given back as they are.
+        uri: Any address of a model; other addresses are returned unchanged.
         store: Address of the store.
     """
     found = _ALIAS.fullmatch(uri)
@@ -72,12 +72,12 @@ def resolved(uri: str, store: str) -> str:
 
 
 def beside(uri: str, name: str) -> str:
-    """Give the address of another model of a run from that of the model that training ends with."""
+    """Return the address of another model of a run, from the address of the final model of training."""
     return uri + _ending(name)
 
 
 def _ending(name: str) -> str:
-    """`-ema` of `model_ema`, nothing of `model`."""
+    """Return `-ema` for `model_ema`, and nothing for `model`."""
     return name.removeprefix("model").replace("_", "-")
 
 
@@ -92,13 +92,13 @@ def _log_anew(run: TrackedRun, content: Mapping[str, Any], step: int, name: str)
         tags={**tags, _KIND: name},
         params=made_by.data.params,
     )
-    # Not `mlflow.keras.log_model`: it wants an active run, whose end would set the run to finished.
+    # Not `mlflow.keras.log_model`: it needs an active run, whose end would set the run to finished.
     Model.log(artifact_path=None, model_id=logged.model_id, run_id=run.run_id, step=step, **content)
     return str(logged.model_id)
 
 
 def _log_card(client: MlflowClient, model_id: str, card: Card) -> None:
-    """Put the card beside the model's own files, where an earlier attempt has not."""
+    """Store the card beside the model's own files, unless an earlier attempt has done so."""
     if any(item.path == FILE_NAME for item in client.list_logged_model_artifacts(model_id)):
         return
     metrics = {metric.key: metric.value for metric in client.get_logged_model(model_id).metrics or []}
@@ -106,11 +106,11 @@ def _log_card(client: MlflowClient, model_id: str, card: Card) -> None:
         file, text = Path(folder, FILE_NAME), card(metrics)
         file.write_text(text)
         client.set_logged_model_tags(model_id, {DESCRIPTION_TAG: _shortened(text)})
-        client.log_model_artifact(model_id, str(file))  # last: where it is, nothing is missing
+        client.log_model_artifact(model_id, str(file))  # last: if the file exists, nothing is missing
 
 
 def _shortened(card: str) -> str:
-    """The card without title and recipe, which the model's page has elsewhere; a tag takes no more of a long one."""
+    """Return the card without title and recipe, which the model's page has elsewhere, cut to the limit of a tag."""
     before, _, rest = card.partition("## Recipe")
     text = before.partition("\n")[2].lstrip() + "## " + rest.partition("\n## ")[2]
     if len(text) <= _LONGEST_DESCRIPTION:
@@ -119,7 +119,7 @@ def _shortened(card: str) -> str:
 
 
 def _logged_before(run: TrackedRun, step: int, name: str) -> str | None:
-    """Identifier of a complete model of that name that an earlier attempt logged after the same steps."""
+    """Return the identifier of a complete model that an earlier attempt logged under this name after the same steps."""
     client = MlflowClient(run.uri)
     outputs = client.get_run(run.run_id).outputs
     for output in outputs.model_outputs if outputs else []:
@@ -131,7 +131,7 @@ def _logged_before(run: TrackedRun, step: int, name: str) -> str | None:
 
 
 def _give_up_unfinished(run: TrackedRun) -> None:
-    """Set to failed what an attempt that died while it logged a model has left, which MLflow would show as pending."""
+    """Set unfinished models of dead attempts to failed, because MLflow would show them as pending."""
     client = MlflowClient(run.uri)
     outputs = client.get_run(run.run_id).outputs
     for output in outputs.model_outputs if outputs else []:

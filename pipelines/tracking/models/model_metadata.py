@@ -1,4 +1,4 @@
-"""What is logged beside a model: the meaning of its outputs, and the data that it saw."""
+"""The metadata of a model: the meaning of its outputs, and its training data."""
 
 import json
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ class SplitSamples:
 
 @dataclass(frozen=True)
 class ModelMetadata:
-    """What whoever loads a model must know.
+    """The facts that a user of a model must know.
 
-    Of a model that Groundswell has not logged only its run is known: all else has the default.
+    For a model that Groundswell has not logged, only the run is known; all other fields have their defaults.
     """
 
     class_names: tuple[str, ...] = ()
@@ -33,9 +33,9 @@ class ModelMetadata:
     bands: tuple[str, ...] | None = None
     """All bands that the network sees, in the order of its first layer; None: unknown."""
     thresholds: tuple[float, ...] | None = None
-    """Least probability of each predicted class, tuned on validation; None: it has none."""
+    """Least probability of each predicted class, tuned on validation; None: the model has no thresholds."""
     archive: str | None = None
-    """Kind of the archive of which the dataset was made."""
+    """Kind of the dataset's archive."""
     dataset_fingerprint: str | None = None
     source_fingerprint: str | None = None
     """Digest of the archive's index."""
@@ -48,11 +48,11 @@ class ModelMetadata:
     optimizer_steps: int = 0
     """Steps that the model has seen."""
     run_id: str | None = None
-    """The run that made it; None: unknown."""
+    """The run that created the model; None: unknown."""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "ModelMetadata":
-        """Read what a store has; of a model that was not logged by Groundswell, only its run."""
+        """Read the metadata from a store; for a model that Groundswell has not logged, only its run."""
         if "class_names" not in values:
             return cls(run_id=values.get("run_id"))
         found = {name: value for name, value in values.items() if name in cls.__dataclass_fields__}
@@ -67,7 +67,7 @@ class ModelMetadata:
         return cls(**found)
 
     def as_json(self) -> JsonObject:
-        """Return what a store keeps; what is unknown is left out."""
+        """Return the metadata for a store, without unknown values."""
         values: JsonObject = json.loads(json.dumps(asdict(self)))
         values["groups"] = [{"name": name, "bands": list(bands)} for name, bands in self.groups.items()]
         return {name: value for name, value in values.items() if value not in (None, "", [], {})}

@@ -1,4 +1,4 @@
-"""Keras models: logged to a run with their signature, and loaded back."""
+"""Functions that log Keras models to a run with their signature, and load them."""
 
 import functools
 import logging
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MODEL = "model"
-"""Name within its run of the model that training ends with; it is what a registry gets.
+"""Name of the final model of training within its run; a registry gets this model.
 
-`runs:/<run id>/model` is its address for all functions here and in `served`. MLflow 3 itself knows it under the name of
-its run, which is part of the address that `log_model` returns.
+`runs:/<run id>/model` is its address for all functions here and in `served`. MLflow 3 itself uses the name of the run,
+which is part of the address that `log_model` returns.
 """
 AVERAGED_MODEL = "model_ema"
 """Name of the same model with averaged weights."""
@@ -53,17 +53,17 @@ def log_model(
     promotion: Promotion | None = None,
     example: "Mapping[str, NDArray[Any]] | None" = None,
 ) -> str:
-    """Log a Keras model with its signature, once for each name and step; return its URI, which plain MLflow loads too.
+    """Log a Keras model with its signature, once for each name and step; return its URI, which plain MLflow also loads.
 
     Args:
-        run: The run that made the model.
-        model: Saved with its preprocessing layers.
-        metadata: What `load_model` returns beside the model; `step` takes the place of its `optimizer_steps`.
+        run: The run that created the model.
+        model: The model, saved with its preprocessing layers.
+        metadata: Metadata that `load_model` will return; `step` replaces its `optimizer_steps`.
         registered_name: Name in the registry; None: the model is not registered.
         step: Optimizer steps that the model has seen. The run's metrics of this step are shown with the model.
         name: Name of the model within the run.
-        promotion: The rule by which the registered version becomes the champion; None: it gets no alias.
-        example: Image groups of one sample, `(1, height, width, bands)`, kept with the model; None: there is none.
+        promotion: The rule for the registered version to become the champion; None: it gets no alias.
+        example: Image groups of one sample, `(1, height, width, bands)`, stored with the model; None: there is none.
 
     Raises:
         TrackingError: The store did not take the model.
@@ -78,9 +78,9 @@ def log_model(
                 "signature": _signature(model),
                 "input_example": None if example is None else dict(example),
                 "metadata": replace(metadata, optimizer_steps=step).as_json(),
-                # Stated, not inferred: inference would load the model in another process.
+                # MLflow's inference of requirements would load the model in another process.
                 "pip_requirements": [f"keras=={keras.__version__}", "tensorflow"],
-                # It would load the model and predict the example, only to warn.
+                # The validation would load the model and predict the example, only to warn.
                 "validate_serving_input": False,
             }
             parameters = MlflowClient(run.uri).get_run(run.run_id).data.params
@@ -89,15 +89,15 @@ def log_model(
             if version is not None and promotion is not None:
                 client = registry_client(run.uri, version.name)
                 promote(client, version, promotion, metadata.dataset_fingerprint)
-    except Exception as error:  # of MLflow, its HTTP and its storage libraries, each with errors of its own
-        # The caller says why in one line; the libraries' own messages may hold the store's password.
+    except Exception as error:  # MLflow, its HTTP and its storage libraries each have their own errors
+        # The caller reports the reason in one line; the libraries' messages may contain the store's password.
         _log.info("MLflow did not take the model: %s", redacted_traceback())
         raise TrackingError(reason_of(error)) from error
     return f"runs:/{run.run_id}/{found_by}"
 
 
 def known_uri(uri: str) -> str:
-    """Return an address that MLflow knows, also of what `runs:/<run id>/model` means: the run's newest model.
+    """Return an address that MLflow knows, also for `runs:/<run id>/model`, which is the run's newest model.
 
     `runs:/<run id>` alone means the same.
     """
@@ -105,12 +105,12 @@ def known_uri(uri: str) -> str:
 
 
 def averaged_model_uri(uri: str) -> str:
-    """Return the URI of the model with averaged weights, from that of the model that training ended with."""
+    """Return the URI of the model with averaged weights, from the URI of the final model of training."""
     return beside(uri, AVERAGED_MODEL)
 
 
 class _Flavor:
-    """MLflow's flavor for Keras models; its own `save_model` writes an example to a folder that does not exist."""
+    """The flavor for Keras models; MLflow's own `save_model` writes an example to a folder that does not exist."""
 
     @staticmethod
     def save_model(path: str, **settings: Any) -> None:
@@ -133,7 +133,7 @@ def load_model(uri: str) -> tuple["keras.Model", ModelMetadata]:
 
 
 def model_metadata(uri: str) -> ModelMetadata:
-    """Return what was logged beside the model.
+    """Return the metadata of a logged model.
 
     Raises:
         ValueError: The store has no such model.
@@ -146,11 +146,11 @@ def model_metadata(uri: str) -> ModelMetadata:
 
 @contextmanager
 def using_store(uri: str, registered_name: str | None = None) -> Iterator[None]:
-    """Set MLflow's own store, which MLflow keeps in the environment too, and leave both as they were.
+    """Set MLflow's own store during the block, and restore it at the end, together with the environment.
 
     Args:
         uri: Address of the store.
-        registered_name: Name of the model that is asked for or written, whose registry is set too; None: it has none.
+        registered_name: Name of the registered model, whose registry is also set; None: there is none.
     """
     before = os.environ.get("MLFLOW_TRACKING_URI")
     mlflow.set_tracking_uri(uri)
@@ -158,7 +158,7 @@ def using_store(uri: str, registered_name: str | None = None) -> Iterator[None]:
         with using_registry(uri, registered_name):
             yield
     finally:
-        mlflow.set_tracking_uri(None)  # type: ignore[arg-type]  # from now on MLflow asks the environment again
+        mlflow.set_tracking_uri(None)  # type: ignore[arg-type]  # MLflow reads the environment again
         if before is None:
             os.environ.pop("MLFLOW_TRACKING_URI", None)
         else:

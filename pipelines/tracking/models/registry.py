@@ -1,8 +1,8 @@
 """Registered models: a version for each logged model, and the aliases that say which one to use.
 
-The alias `champion` is moved to a version whose validation metric is better than the champion's by a margin, measured
-on the same dataset; any other new version gets the alias `challenger`. The tag `validation_status` of a version says
-which it became.
+The alias `champion` moves to a version whose validation metric is better than the champion's by a margin, measured on
+the same dataset. Any other new version gets the alias `challenger`. The tag `validation_status` of a version contains
+its alias.
 """
 
 import math
@@ -24,7 +24,7 @@ from pipelines.tracking.store.store import TrackedRun, readable_errors, short_wa
 CHAMPION, CHALLENGER = "champion", "challenger"
 STATUS, REASON = "validation_status", "validation_reason"
 REGISTERED = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>[^/@]+))")
-"""URI of a model that a registry has."""
+"""URI of a model in a registry."""
 _MODEL_SOURCE = "models:/"
 _REGISTRY_VARIABLE = "MLFLOW_REGISTRY_URI"
 _FINGERPRINT = "dataset_fingerprint"
@@ -33,45 +33,45 @@ _OTHER_DATASET = "on another dataset"
 
 @dataclass(frozen=True)
 class Promotion:
-    """The rule by which a new version becomes the champion."""
+    """The rule for a new version to become the champion."""
 
     metric: str
-    """Name of a validation metric, such as "val/f1_macro"; those that end in "loss" are better when lower."""
+    """Name of a validation metric, such as "val/f1_macro"; metrics that end in "loss" are better when lower."""
     margin: float
-    """Smallest difference by which a version must be better than the champion."""
+    """Smallest lead that a version needs over the champion."""
 
 
 def registry_client(uri: str, name: str) -> MlflowClient:
-    """Give the client of the registry that has a model of this name.
+    """Return the client of the registry for a model of this name.
 
     Args:
         uri: Address of the tracking store.
-        name: Name of the model. On Databricks a name in three parts, `catalog.schema.model`, is one of Unity Catalog.
+        name: Name of the model. On Databricks a name in three parts, `catalog.schema.model`, belongs to Unity Catalog.
     """
     return MlflowClient(uri, registry_uri=registry_uri(uri, name))
 
 
 def registry_uri(uri: str, name: str) -> str | None:
-    """Give the address of the registry; None: that of the tracking store."""
+    """Return the address of the registry; None: the address of the tracking store."""
     in_unity_catalog = uri.startswith("databricks") and name.count(".") == 2
     return uri.replace("databricks", "databricks-uc", 1) if in_unity_catalog else None
 
 
 def name_in(uri: str) -> str | None:
-    """Give the registered name in a model's URI; None where it is not one of a registry."""
+    """Return the registered name in a model's URI; None if it is not a URI of a registry."""
     found = REGISTERED.fullmatch(uri)
     return found["name"] if found is not None else None
 
 
 @contextmanager
 def using_registry(uri: str, name: str | None) -> Iterator[None]:
-    """Set MLflow's own registry to the one that has a model of this name, and leave it as it was.
+    """Set MLflow's own registry to that of a model of this name during the block, and restore it at the end.
 
-    MLflow 3 finds Unity Catalog by itself, unless a session or variable says otherwise. MLflow 2 does not.
+    MLflow 3 finds Unity Catalog by itself, unless a session or variable sets another registry. MLflow 2 does not.
 
     Args:
         uri: Address of the tracking store.
-        name: Name of the model; None: it is not one of a registry.
+        name: Name of the model; None: the model is in no registry.
     """
     registry = None if name is None else registry_uri(uri, name)
     if registry is None:
@@ -82,7 +82,7 @@ def using_registry(uri: str, name: str | None) -> Iterator[None]:
     try:
         yield
     finally:
-        mlflow.set_registry_uri(chosen)  # type: ignore[arg-type]  # None: from now on MLflow guesses again
+        mlflow.set_registry_uri(chosen)  # type: ignore[arg-type]  # None: MLflow chooses by itself again
         if variable is None:
             os.environ.pop(_REGISTRY_VARIABLE, None)
         else:
@@ -90,7 +90,7 @@ def using_registry(uri: str, name: str | None) -> Iterator[None]:
 
 
 def promote(client: MlflowClient, version: ModelVersion, promotion: Promotion, fingerprint: str | None) -> None:
-    """Give a new version the alias that it deserves; one that has its status already is left as it is.
+    """Give a new version its alias; a version that already has a status stays unchanged.
 
     Args:
         client: A client of the registry.
@@ -106,15 +106,15 @@ def promote(client: MlflowClient, version: ModelVersion, promotion: Promotion, f
     alias, reason = _verdict(client, version, champion, promotion)
     client.set_registered_model_alias(version.name, alias, version.version)
     client.set_model_version_tag(version.name, version.version, REASON, reason)
-    # Last: a version without it is looked at again.
+    # Last: a version without this tag is judged again.
     client.set_model_version_tag(version.name, version.version, STATUS, alias)
 
 
 def standing(run: TrackedRun, name: str) -> str:
-    """Say what the newest version that a run has registered became, and why; empty where nothing is decided.
+    """Return the alias of the newest version that a run has registered, and why; empty if nothing is decided.
 
     Args:
-        run: The run that made the model.
+        run: The run that created the model.
         name: Name of the registered model.
 
     Raises:
@@ -140,7 +140,7 @@ def standing(run: TrackedRun, name: str) -> str:
 def _verdict(
     client: MlflowClient, version: ModelVersion, champion: ModelVersion | None, promotion: Promotion
 ) -> tuple[str, str]:
-    """The alias of a version, and why."""
+    """Return the alias of a version, and why."""
     value = _value(client, version, promotion.metric)
     if champion is None or str(champion.version) == str(version.version):
         return CHAMPION, f"there is no other champion, {promotion.metric} {value:.4f}"
@@ -163,15 +163,15 @@ def _champion(client: MlflowClient, name: str) -> ModelVersion | None:
     try:
         return client.get_model_version(name, str(aliases[CHAMPION]))
     except MlflowException as error:
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST":  # somebody has deleted it, and the alias stays
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":  # the version was deleted, but its alias stays
             return None
         raise
 
 
 def _value(client: MlflowClient, version: ModelVersion, metric: str) -> float:
-    """The metric of the model at the step at which it was logged; NaN where it has none.
+    """Return the metric of the model at its logged step; NaN if it has none.
 
-    MLflow 2 knows the newest value of the run only.
+    MLflow 2 knows only the newest value of the run.
     """
     if not str(version.source).startswith(_MODEL_SOURCE):
         return float(client.get_run(str(version.run_id)).data.metrics.get(metric, math.nan))

@@ -1,4 +1,4 @@
-"""A model as MLflow 2 keeps it: a folder among the artifacts of the run that made it."""
+"""A model as MLflow 2 stores it: a folder among the artifacts of the run that created it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,22 +22,22 @@ def log_once(
 ) -> tuple[str, ModelVersion | None]:
     """Log a model unless an earlier attempt has logged that name after the same steps, and register it.
 
-    Returns the name by which its run's URI finds the model, and the version in the registry.
+    Returns the model's name in a URI of its run, and the version in the registry.
 
-    A model of more steps replaces the one of fewer steps, as the folder has the same name.
+    A model of more steps replaces an earlier one, because the folder has the same name.
 
     Args:
-        run: The run that made the model.
+        run: The run that created the model.
         content: Flavor, model, signature, metadata and requirements.
         registered_name: Name in the registry; None: the model is not registered.
         step: Optimizer steps that the model has seen.
         name: Name of the model within the run.
-        card: Gives the text of the model card for the model's metrics.
+        card: Returns the text of the model card for the model's metrics.
     """
     client = MlflowClient(run.uri)
     tag = f"{_COMPLETE}.{name}"
     if client.get_run(run.run_id).data.tags.get(tag) != str(step):
-        # Not `mlflow.keras.log_model`: it wants an active run, whose end would set the run to finished.
+        # Not `mlflow.keras.log_model`: it needs an active run, whose end would set the run to finished.
         Model.log(artifact_path=name, run_id=run.run_id, **content)
         client.log_text(run.run_id, card(client.get_run(run.run_id).data.metrics), f"{name}/{FILE_NAME}")
         client.set_tag(run.run_id, tag, str(step))
@@ -50,10 +50,10 @@ def log_once(
 
 
 def resolved(uri: str, store: str) -> str:
-    """Give an address of a model back: MLflow knows what `runs:/<run id>/model` means."""
+    """Return an address of a model unchanged: MLflow 2 knows `runs:/<run id>/model`."""
     return uri
 
 
 def beside(uri: str, name: str) -> str:
-    """Give the address of another model of a run from that of the model that training ends with."""
+    """Return the address of another model of a run, from the address of the final model of training."""
     return f"{uri.rpartition('/')[0]}/{name}"

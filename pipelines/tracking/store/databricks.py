@@ -1,6 +1,6 @@
-"""What differs where MLflow is Databricks' own: its address, its registries, credentials of workers.
+"""The differences of Databricks' MLflow: its address, its registries and the workers' credentials.
 
-Written after Databricks' documentation and MLflow's source, and tested with stand-ins: it has not run on Databricks.
+This module follows Databricks' documentation and MLflow's source. Its tests use fakes: it has not run on Databricks.
 """
 
 import os
@@ -13,15 +13,15 @@ _PREFIX = "DATABRICKS_"
 
 
 def is_databricks(uri: str) -> bool:
-    """Whether a store is a Databricks workspace."""
+    """Return whether a store is a Databricks workspace."""
     return uri == URI or uri.startswith(f"{URI}://")
 
 
 def refuse_registry(uri: str) -> None:
-    """Refuse the address of a registry of Unity Catalog, which holds models and no runs.
+    """Refuse the address of a registry of Unity Catalog, which contains models and no runs.
 
     Raises:
-        ValueError: It is one; says which variable takes it.
+        ValueError: The address is a registry; the text says which variable it belongs to.
     """
     if uri == UNITY_CATALOG or uri.startswith((f"{UNITY_CATALOG}:", "uc:")):
         raise ValueError(
@@ -31,14 +31,14 @@ def refuse_registry(uri: str) -> None:
 
 
 def is_in_runtime() -> bool:
-    """Whether this process runs on a Databricks cluster, where MLflow's store is the workspace by default."""
+    """Return whether this process runs on a Databricks cluster, where MLflow's default store is the workspace."""
     return _RUNTIME in os.environ
 
 
 def worker_credentials(uri: str) -> dict[str, str]:
-    """Return the variables with which a worker signs in to the workspace; none for another store.
+    """Return the variables for a worker's login to the workspace; none for another store.
 
-    A notebook's process signs in by its session, which workers do not have: they get its host and token.
+    A notebook logs in with its session, which workers do not have. So they get its host and token.
     """
     if not is_databricks(uri):
         return {}

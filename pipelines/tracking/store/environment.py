@@ -1,4 +1,4 @@
-"""What a run is computed with: packages, host, processor."""
+"""The environment of a run: packages, host and processor."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ def packages() -> str:
 
 
 def host_facts() -> dict[str, Any]:
-    """Return what this machine is and what this process may use of it."""
+    """Return facts about this machine and the resources that this process may use."""
     return {
         "host": socket.gethostname(),
         "processor": processor().get("model name") or platform.machine(),

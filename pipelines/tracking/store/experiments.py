@@ -1,4 +1,4 @@
-"""Which experiment a run belongs to, and its name as the store takes it."""
+"""The experiment of a run, and its name in the store."""
 
 import os
 from pathlib import PurePosixPath
@@ -11,20 +11,20 @@ from pipelines.tracking.store.store import readable_errors, short_waits, sqlite_
 
 _FALLBACK = "groundswell"
 _NONE_CHOSEN = (None, "0")
-"""What MLflow gives where no experiment was chosen: `0` is its own, which is called Default."""
+"""MLflow's values if no experiment was chosen; `0` is its own experiment with the name Default."""
 
 
 def chosen_experiment(configured: str | None, *, offline: bool = False) -> str:
-    """Return the name of the experiment that new runs belong to.
+    """Return the name of the experiment of new runs.
 
-    It is the configured one, or else the one that is active in MLflow, or else `groundswell`.
+    This is the configured one, else the active one in MLflow, else `groundswell`.
 
     Args:
         configured: `tracking.experiment`.
-        offline: Whether the store is not to be asked; the active experiment is then not known.
+        offline: Whether the store must not be asked; then the active experiment is not known.
 
     Raises:
-        ValueError, TrackingError: As `active_experiment`.
+        ValueError, TrackingError: The same as in `active_experiment`.
     """
     if configured is not None:
         return configured
@@ -34,16 +34,16 @@ def chosen_experiment(configured: str | None, *, offline: bool = False) -> str:
 def active_experiment() -> str | None:
     """Return the name of the experiment to which MLflow's own `start_run` would add a run; None: none was chosen.
 
-    `mlflow.set_experiment` chooses one, or MLFLOW_EXPERIMENT_NAME, or MLFLOW_EXPERIMENT_ID. A notebook on Databricks
-    has one of its own.
+    `mlflow.set_experiment`, MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID chooses it. A notebook on Databricks has
+    its own experiment.
 
     Raises:
-        ValueError: The store does not know the one that was chosen.
+        ValueError: The store does not know the chosen experiment.
         TrackingError: The store does not answer.
     """
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME")
     if name and chosen_experiment_id() is None:
-        return name  # MLflow would create it at once, in its own default store
+        return name  # MLflow would create it immediately, in its own default store
     with readable_errors("MLflow's active experiment"), short_waits():
         identifier = active_experiment_id()
         if identifier in _NONE_CHOSEN:
@@ -52,13 +52,13 @@ def active_experiment() -> str | None:
 
 
 def name_in_store(uri: str, name: str) -> str:
-    """Return the name of an experiment as a store takes it: Databricks has absolute names only.
+    """Return the name of an experiment in a store: Databricks has only absolute names.
 
-    A relative name is put into the folder of the active experiment.
+    A relative name becomes a name in the folder of the active experiment.
 
     Raises:
-        ValueError: The name is relative, and no experiment is active; or as `active_experiment`.
-        TrackingError: As `active_experiment`.
+        ValueError: The name is relative, and no experiment is active; also in the cases of `active_experiment`.
+        TrackingError: The same as in `active_experiment`.
     """
     if not databricks.is_databricks(uri) or name.startswith("/"):
         return name
@@ -71,7 +71,7 @@ def name_in_store(uri: str, name: str) -> str:
 
 
 def experiment_of(run_id: str) -> str | None:
-    """Return the name that the experiment of a run has now; None where the store has no such run, or it is deleted.
+    """Return the current name of a run's experiment; None if the store has no such run, or if it is deleted.
 
     Raises:
         TrackingError: The store does not answer.
@@ -79,7 +79,7 @@ def experiment_of(run_id: str) -> str | None:
     uri = tracking_uri()
     file = sqlite_file(uri)
     if file is not None and not file.exists():
-        return None  # MLflow would make it
+        return None  # MLflow would create the store
     try:
         with readable_errors(uri), short_waits():
             client = mlflow.MlflowClient(uri)

@@ -1,16 +1,16 @@
-"""What MLflow has no public function for: the only module that uses its private names."""
+"""Facts without a public function in MLflow; only this module uses MLflow's private names."""
 
 from mlflow.tracking import fluent
 from mlflow.tracking._model_registry import utils
 
 
 def chosen_registry() -> str | None:
-    """Return the registry's address that was set in this process; None: MLflow guesses it."""
+    """Return the registry's address that was set in this process; None: MLflow chooses it."""
     return utils._registry_uri
 
 
 def chosen_experiment_id() -> str | None:
-    """Return the experiment that was set in this process; None: none was."""
+    """Return the experiment that was set in this process; None: none was set."""
     return fluent._active_experiment_id
 
 

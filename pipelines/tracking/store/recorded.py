@@ -1,4 +1,4 @@
-"""Reads the trainings of an experiment, with their curves."""
+"""Functions that read the trainings of an experiment, with their curves."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -26,20 +26,20 @@ TRAINING_SOURCE = "groundswell train"
 """Tag `mlflow.source.name` of every training."""
 PARENT_TAG = "mlflow.parentRunId"
 DIVERGED_TAG = "diverged"
-"""A tag that says how a training diverged; empty where it was continued since."""
+"""Tag that says how a training diverged; empty if it was resumed later."""
 CHANGED_PREFIX = "changed."
-"""A tag of this beginning and a setting says which other values it had later, and from which step on each."""
+"""Prefix of a tag, before the name of a setting: its later values, each with its first step."""
 NOT_SET = "not set"
-"""Value of a setting in such a tag that the training did not have from there on."""
+"""Value in such a tag for a setting that the training had no longer."""
 _NO_PARAMETER = ("None", "[]", "{}", NOT_SET)
-"""Values in such a tag of settings that are no parameters."""
+"""Values in such a tag that are not stored as parameters."""
 _NAMED_EXPERIMENTS = 12
 _SQLITE = b"SQLite format 3\0"
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """One training as the store has it."""
+    """One training from the store."""
 
     run_id: str
     name: str
@@ -51,13 +51,13 @@ class RecordedRun:
     metrics: dict[str, float]
     """Last value of each metric."""
     curves: dict[str, list[Point]]
-    """The metrics that were asked for, by rising step; one point per step."""
+    """The requested metrics by rising step; one point per step."""
 
     @property
     def later_values(self) -> dict[str, str]:
-        """The other values that settings had later, by key: `0.5 from step 16, 0.1 from step 24`.
+        """The later values of settings, by key: `0.5 from step 16, 0.1 from step 24`.
 
-        A setting that was changed back before any step that counts is not among them.
+        A setting that was changed back before any step that counts is not included.
         """
         found = {}
         for tag, text in self.tags.items():
@@ -77,7 +77,7 @@ class TaggedRun:
     status: str
     tags: dict[str, str]
     seconds: float
-    """Seconds from its start to its end; 0 while it runs."""
+    """Seconds from the start to the end of the run; 0 while it runs."""
 
 
 def recorded_trainings(
@@ -86,14 +86,14 @@ def recorded_trainings(
     """Return the trainings of an experiment, the oldest first.
 
     Args:
-        experiment: Its name.
+        experiment: Name of the experiment.
         filter_text: MLflow's filter, such as `params."optimizer.name" = 'lars'`; empty: all.
-        children: Whether runs with a parent, such as the cells of a grid, are among them.
+        children: Whether runs with a parent, such as the cells of a grid, are included.
         groups: Groups of metrics whose curves are read, such as `val`.
         metrics: Further metrics whose curves are read.
 
     Raises:
-        ValueError: There is no such store or experiment, the filter is none, or no training fits.
+        ValueError: There is no such store or experiment, the filter is not valid, or no training matches.
         TrackingError: The store does not answer.
     """
     uri = tracking_uri()
@@ -110,7 +110,7 @@ def recorded_trainings(
 
 
 def runs_with_tag(experiment: str, tag: str, value: str) -> list[TaggedRun]:
-    """Return the runs of an experiment that have a tag, the newest first; none where there is no experiment.
+    """Return the runs of an experiment that have a tag, the newest first; none if there is no experiment.
 
     Raises:
         TrackingError: The store does not answer.
@@ -141,7 +141,7 @@ def recorded_training(run_id: str, *, groups: Sequence[str], metrics: Sequence[s
 
 @contextmanager
 def _readable_store(uri: str) -> Iterator[None]:
-    """Refuse a sqlite file that is not there, which MLflow would make, and one that cannot be read."""
+    """Refuse a missing sqlite file, which MLflow would create, and one that cannot be read."""
     file = sqlite_file(uri)
     if file is not None:
         _check_file(file, redacted(uri))
@@ -149,13 +149,13 @@ def _readable_store(uri: str) -> Iterator[None]:
         with short_waits(), readable_errors(uri):
             yield
     except Exception as error:
-        if not type(error).__module__.startswith("sqlalchemy."):  # which only the stores in databases need
+        if not type(error).__module__.startswith("sqlalchemy."):  # only stores in databases import sqlalchemy
             raise
         raise TrackingError(f"{redacted(uri)} cannot be read: {reason_of(error)}") from None
 
 
 def _check_file(file: Path, shown: str) -> None:
-    """Refuse what is no database, on which MLflow would try again and again for an hour."""
+    """Refuse a file that is not a database: MLflow would retry for an hour."""
     try:
         with file.open("rb") as opened:
             start = opened.read(len(_SQLITE))

@@ -1,4 +1,4 @@
-"""Which code a run was made with."""
+"""The code version of a run."""
 
 import hashlib
 import subprocess
@@ -9,13 +9,13 @@ _DISTRIBUTION = "groundswell"
 
 
 def tags() -> dict[str, str]:
-    """Return the tags that say which code made a run."""
+    """Return the tags with the code version of a run."""
     commit = git_revision(Path(__file__))
     return {"groundswell.version": package_version()} | ({"mlflow.source.git.commit": commit} if commit else {})
 
 
 def package_version() -> str:
-    """Version of the installed package; `unknown` where it runs from a folder that was never installed."""
+    """Return the version of the installed package; `unknown` if it runs from a folder without installation."""
     try:
         return version(_DISTRIBUTION)
     except PackageNotFoundError:
@@ -23,10 +23,10 @@ def package_version() -> str:
 
 
 def git_revision(file: Path) -> str | None:
-    """Return the commit of the repository that tracks `file`, with `-dirty` where the repository was changed.
+    """Return the commit of the repository that tracks `file`, with `-dirty` if it has changes.
 
     Returns:
-        None where no repository tracks the file: a package that is installed inside somebody's checkout.
+        None if no repository tracks the file, as for a package that is installed inside another checkout.
     """
     if _git(file.parent, "ls-files", "--error-unmatch", "--", file.name) is None:
         return None
@@ -34,7 +34,7 @@ def git_revision(file: Path) -> str | None:
 
 
 def locks() -> dict[str, str]:
-    """Return the SHA-256 of each lock file of the checkout from which this package runs; none of an installed one."""
+    """Return the SHA-256 of each lock file of this package's checkout; none for an installed package."""
     root = Path(__file__).parents[3]
     if git_revision(Path(__file__)) is None:
         return {}

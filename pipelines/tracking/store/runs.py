@@ -1,4 +1,4 @@
-"""Runs as the driver makes, continues, finds and ends them."""
+"""Functions with which the driver creates, continues, finds and ends runs."""
 
 import getpass
 import logging
@@ -33,11 +33,11 @@ from pipelines.tracking.store.store import (
 
 _PARAMS_PER_BATCH = 100
 RUNS_OF_A_PAGE = 100
-"""Number of runs that a server is asked for at a time."""
+"""Number of runs in one request to a server."""
 _MADE_OFFLINE_AS = "groundswell.offline_run"
-"""Tag of a run that was made without the store: the identifier that it had then."""
+"""Tag of a run that was created without the store: its identifier at that time."""
 _KIND = {"mlflow.experimentKind": "custom_model_development"}
-"""Tag of an experiment by which MLflow's page shows runs and charts of trainings, and asks for no kind."""
+"""Tag of an experiment that makes MLflow's page show runs and charts of trainings without asking for a kind."""
 _log = logging.getLogger(__name__)
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
@@ -45,7 +45,7 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 @dataclass(frozen=True)
 class UnfinishedRun:
-    """A run that failed, was killed, or is still shown as running."""
+    """A run that failed, was killed, or still has the status running."""
 
     run_id: str
     name: str
@@ -53,13 +53,13 @@ class UnfinishedRun:
 
 
 def check_store(experiment: str | None = None) -> str:
-    """Ask the store for an experiment, and say which store it is; nothing is written.
+    """Ask the store for an experiment without writing, and return which store it is.
 
     Args:
-        experiment: Name of the experiment that a new run will belong to; None: there will be no new run.
+        experiment: Name of the experiment of a new run; None: there will be no new run.
 
     Raises:
-        ValueError: MLflow cannot use the store, or somebody has deleted the experiment.
+        ValueError: MLflow cannot use the store, or the experiment was deleted.
         RuntimeError: The tracking server does not answer, or the store's folder cannot be written.
     """
     uri = tracking_uri()
@@ -85,15 +85,15 @@ def start_run(
     dataset: DatasetFacts | None = None,
     context: str = "training",
 ) -> TrackedRun:
-    """Create a run, and its experiment where it is new.
+    """Create a run, and also its experiment if that is new.
 
     Args:
         experiment: Name of the experiment.
-        name: Name of the run; None: MLflow invents one.
+        name: Name of the run; None: MLflow chooses one.
         parameters: Settings of the run.
-        tags: Its tags.
-        dataset: What it reads.
-        context: What for.
+        tags: Tags of the run.
+        dataset: Dataset of the run.
+        context: Purpose of the dataset.
 
     Raises:
         ValueError: The store cannot be used or written.
@@ -109,10 +109,10 @@ def start_run(
 
 
 def store_run(local: LocalRun) -> TrackedRun:
-    """Give the store a run that was made without it; one that an interrupted call has made already is taken.
+    """Create a run in the store that was made without it, or return the one of an interrupted earlier call.
 
     Raises:
-        ValueError, TrackingError: As `start_run`.
+        ValueError, TrackingError: The same as in `start_run`.
     """
     uri, made = tracking_uri(), local.description
     _make_folder(uri)
@@ -138,12 +138,12 @@ def _create_run(
     dataset: DatasetFacts | None,
     context: str,
 ) -> str:
-    """The identifier of a new run; one that the store does not take whole is not left as running."""
+    """Create a run and return its identifier; a run that the store does not accept completely is set to failed."""
     run_id: str = client.create_run(experiment, run_name=name, tags=tags).info.run_id
     try:
         _describe(client, run_id, parameters, dataset, context)
     except BaseException:
-        with suppress(Exception):  # the store may be away by now
+        with suppress(Exception):  # the store may not answer any more
             client.set_terminated(run_id, "FAILED")
         raise
     return run_id
@@ -163,7 +163,7 @@ def _describe(
 
 
 def _source_type(source: str) -> str:
-    """What MLflow calls the place of a dataset: the scheme of a URL, or `local`."""
+    """Return MLflow's name for the location of a dataset: the scheme of a URL, or `local`."""
     return source.partition("://")[0].split('"')[-1] if "://" in source else "local"
 
 
@@ -183,7 +183,7 @@ def start_child_run(
     dataset: DatasetFacts | None = None,
     context: str = "training",
 ) -> TrackedRun:
-    """Create a run below another one, in its experiment; arguments as those of `start_run`.
+    """Create a child of a run, in the same experiment; the arguments are those of `start_run`.
 
     Raises:
         ValueError: The store has no such parent.
@@ -198,7 +198,7 @@ def start_child_run(
 
 
 def has_run(run: TrackedRun) -> bool:
-    """Whether the store has a run, which is not deleted, neither by itself nor with its experiment.
+    """Return whether the store has a run that is not deleted, by itself or with its experiment.
 
     Raises:
         RuntimeError: The tracking server cannot be reached.
@@ -224,7 +224,7 @@ def continue_run(run_id: str) -> TrackedRun:
 
 
 def is_known(run_id: str) -> bool:
-    """Whether the store, which is made where it is new, has a run; see `has_run`.
+    """Return whether the store has a run; see `has_run`. A new store is created.
 
     Raises:
         TrackingError: The store does not answer.
@@ -235,7 +235,7 @@ def is_known(run_id: str) -> bool:
 
 
 def is_finished(run_id: str) -> bool:
-    """Whether a run ended well, which it does after its model was logged.
+    """Return whether a run finished without an error, which includes logging its model.
 
     Raises:
         ValueError: The store has no such run.
@@ -247,7 +247,7 @@ def is_finished(run_id: str) -> bool:
 
 
 def tags(run: TrackedRun) -> dict[str, str]:
-    """Return the tags that a run has now.
+    """Return the current tags of a run.
 
     Raises:
         TrackingError: The store does not answer.
@@ -257,7 +257,7 @@ def tags(run: TrackedRun) -> dict[str, str]:
 
 
 def unfinished_runs(experiment: str) -> list[UnfinishedRun]:
-    """Return the runs of an experiment that are not finished, the newest first; none where there is no experiment.
+    """Return the unfinished runs of an experiment, the newest first; none if there is no experiment.
 
     Raises:
         TrackingError: The store does not answer.
@@ -267,7 +267,7 @@ def unfinished_runs(experiment: str) -> list[UnfinishedRun]:
 
 
 def newest_runs(experiment: str, filter_text: str) -> list[Run]:
-    """Return the runs of an experiment that MLflow's filter chooses, the newest first; none without the experiment.
+    """Return the runs of an experiment that match MLflow's filter, the newest first; none without the experiment.
 
     Raises:
         TrackingError: The store does not answer.
@@ -284,9 +284,9 @@ def newest_runs(experiment: str, filter_text: str) -> list[Run]:
 def search_runs(
     client: MlflowClient, experiment_id: str, filter_text: str, *, order: Literal["ASC", "DESC"]
 ) -> list[Run]:
-    """Return all runs of an experiment that MLflow's filter chooses, by the time of their start.
+    """Return all runs of an experiment that match MLflow's filter, sorted by start time.
 
-    A server answers for a page of them at a time: one of a thousand runs takes it longer than we wait.
+    Each request asks for one page: a page of a thousand runs takes a server longer than our time limit.
     """
     runs: list[Run] = []
     token: str | None = None
@@ -305,7 +305,7 @@ def search_runs(
 
 
 def page_of(run: TrackedRun) -> str | None:
-    """Return the address of a run's page; None where the store has no pages or does not answer."""
+    """Return the address of a run's page; None if the store has no pages or does not answer."""
     host = os.environ.get("DATABRICKS_HOST") if databricks.is_databricks(run.uri) else None
     if host is None and not run.uri.startswith(("http://", "https://")):
         return None
@@ -316,13 +316,13 @@ def page_of(run: TrackedRun) -> str | None:
         return None
     if host is not None:
         return f"{host.rstrip('/')}/ml/experiments/{experiment}/runs/{run.run_id}"
-    # MLflow 3.17 shows every experiment as one of GenAI to a new browser, whatever `_KIND` says.
+    # MLflow 3.17 shows every experiment as GenAI in a new browser, regardless of `_KIND`.
     view = "workflowType=machine_learning"
     return f"{redacted(run.uri).rstrip('/')}/#/experiments/{experiment}/runs/{run.run_id}?{view}"
 
 
 def link_to(run: TrackedRun) -> str:
-    """Return HTML that names a run: a link to its page, or the command that shows it."""
+    """Return HTML with a link to a run's page, or with the command that shows the run."""
     page = page_of(run)
     if page is None:
         return f"{run.run_id} <code>{escape(show_command(run))}</code>"
@@ -330,7 +330,7 @@ def link_to(run: TrackedRun) -> str:
 
 
 def set_tags(run: TrackedRun, tags: Mapping[str, str]) -> None:
-    """Set tags of a run at once, without a journal.
+    """Set tags of a run immediately, without a journal.
 
     Raises:
         ValueError: The store has no such run.
@@ -345,7 +345,7 @@ def end_run(run: TrackedRun, status: Status, ended: int | None = None) -> None:
 
     Args:
         run: The run.
-        status: How it ended.
+        status: Final status.
         ended: Time of the end, in milliseconds since 1970; None: now.
 
     Raises:
@@ -354,20 +354,20 @@ def end_run(run: TrackedRun, status: Status, ended: int | None = None) -> None:
     try:
         with short_waits():
             MlflowClient(run.uri).set_terminated(run.run_id, status, ended)
-    except (MlflowException, OSError) as error:  # requests' errors are OSErrors
+    except (MlflowException, OSError) as error:  # errors of `requests` are OSErrors
         raise TrackingError(reason_of(error)) from None
 
 
 def end_failed_run(run: TrackedRun, status: Status, *, away: str = "") -> bool:
-    """Close a run after a failure, which a store that does not answer must not hide: that is a warning.
+    """Close a run after a failure; a store that does not answer causes only a warning, to keep the failure visible.
 
     Args:
         run: The run.
-        status: How it ended.
-        away: Why the store has not answered a moment ago; it is then not asked again.
+        status: Final status.
+        away: Reason why the store did not answer a moment ago; then it is not asked again.
 
     Returns:
-        Whether the store has taken it.
+        Whether the store has accepted the end.
     """
     try:
         if away:
@@ -381,9 +381,9 @@ def end_failed_run(run: TrackedRun, status: Status, *, away: str = "") -> bool:
 
 @contextmanager
 def ended(run: TrackedRun) -> Iterator[None]:
-    """End a run as the block ends: finished, failed or killed; where this process is killed, another one ends the run.
+    """End a run with the status of the block: finished, failed or killed. If this process is killed, a guard does it.
 
-    A store that does not answer at the end is a warning: what the block has done counts.
+    If the store does not answer at the end, there is a warning, because the block has done its work.
     """
     with guarded(run):
         try:
@@ -409,7 +409,7 @@ def _make_folder(uri: str) -> None:
 
 
 def _existing_experiment(client: MlflowClient, uri: str, name: str) -> Experiment | None:
-    """The experiment of this name, as the store takes it; None: there is none yet."""
+    """Return the experiment whose name in the store belongs to `name`; None: there is none yet."""
     found = client.get_experiment_by_name(name)
     if found is not None and found.lifecycle_stage != LifecycleStage.ACTIVE:
         raise ValueError(
@@ -428,6 +428,6 @@ def _experiment_id(client: MlflowClient, uri: str, name: str) -> str:
                 client.set_experiment_tag(experiment.experiment_id, key, value)
         return str(experiment.experiment_id)
     file = sqlite_file(uri)
-    # Beside the database: MLflow's own default would follow the working directory of whoever asks.
+    # Artifacts are beside the database; MLflow's default would depend on the working directory.
     artifacts = None if file is None else (file.parent / "artifacts").as_uri()
     return str(client.create_experiment(name, artifact_location=artifacts, tags=_KIND))

@@ -1,4 +1,4 @@
-"""Logged models as scoring takes them: what they are, and their Keras file; imports no TensorFlow."""
+"""Logged models for scoring: their description and Keras file. This module imports no TensorFlow."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ from pipelines.tracking.store.store import readable_errors, short_waits, trackin
 _LATEST = "latest"
 _TAG = "groundswell.thresholds"
 HAS_TAGS_OF_MODELS = hasattr(MlflowClient, "set_logged_model_tags")
-"""False for MLflow 2, where the run has them."""
+"""Whether models have tags; false for MLflow 2, which stores them with the run."""
 _MODEL_FILE = "MLmodel"
 _log = logging.getLogger(__name__)
 
@@ -31,15 +31,14 @@ class ServedModel:
     """A model that a user named, as its store describes it."""
 
     uri: str
-    """Names this model for ever, whatever an alias is moved to later."""
+    """Permanent address of this model, even if an alias moves later."""
     model_id: str
     """MLflow's identifier, the same for all names of one model."""
     version: str
-    """What a person calls it: `<name>/<version>` in a registry, else its identifier."""
+    """Readable name: `<name>/<version>` in a registry, else the identifier."""
     metadata: ModelMetadata
     thresholds: tuple[float, ...] | None
-    """Least probability of each predicted class: as `keep_thresholds` has written them, or else as the model was logged
-    with them; None: it has none."""
+    """Least probability of each predicted class, from `keep_thresholds` or else the logged model; None: it has none."""
     inputs: dict[str, tuple[tuple[int, ...], str]]
     """Inputs by name: shape without the batch, and dtype."""
 
@@ -59,9 +58,9 @@ def find_model(uri: str) -> ServedModel:
         _check_exported(uri)
     with using_store(tracking_uri(), name_in(uri)), readable_errors(uri), short_waits():
         fixed, version = _fixed(uri)
-        # Not `get_model_info`: it asks the store for the model, which that of an exported one does not have.
+        # Not `get_model_info`: it asks the store for the model, but the store may not have an exported model.
         info = Model.load(fixed)
-        # MLflow 2 has the latter alone.
+        # MLflow 2 has only `model_uuid`.
         model_id = str(getattr(info, "model_id", None) or info.model_uuid)
         tags = _tags(model_id, info.run_id)
     metadata = ModelMetadata.from_json({**(info.metadata or {}), "run_id": info.run_id})
@@ -76,9 +75,9 @@ def find_model(uri: str) -> ServedModel:
 
 
 def keep_thresholds(model: ServedModel, thresholds: Sequence[float]) -> None:
-    """Write the thresholds that suit a model's classes to where its store has it, if it does.
+    """Write thresholds for a model's classes to its store, if the store has the model.
 
-    They are a tag of the logged model. MLflow 2 has no such tags: there it is one of the run that made the model.
+    They are a tag of the logged model. MLflow 2 has no such tags, so there the run that created the model has the tag.
 
     Raises:
         TrackingError: The store does not answer.
@@ -101,14 +100,14 @@ def _tag(model_id: str) -> str:
 
 
 def _tags(model_id: str, run_id: str | None) -> dict[str, str] | None:
-    """The tags among which a model's own thresholds are; None where the store does not know it."""
+    """Return the tags that may contain a model's thresholds; None if the store does not know the model."""
     client = MlflowClient(tracking_uri())
     try:
         if HAS_TAGS_OF_MODELS:
             return dict(client.get_logged_model(model_id).tags)
         return dict(client.get_run(run_id).data.tags) if run_id else None
     except MlflowException as error:
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST":  # an exported model of another store
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":  # an exported model from another store
             return None
         raise
 
@@ -125,7 +124,7 @@ def read_model_file(model: ServedModel) -> bytes:
         if not (folder / _MODEL_FILE).is_file():
             with using_store(tracking_uri(), name_in(model.uri)), readable_errors(model.uri):
                 with short_waits():
-                    _tags(model.model_id, model.metadata.run_id)  # a store that is away fails here, and soon
+                    _tags(model.model_id, model.metadata.run_id)  # fails here quickly if the store does not answer
                 folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=model.uri, dst_path=temporary))
         files = sorted(folder.rglob("*.keras"))
         if len(files) != 1:
@@ -134,7 +133,7 @@ def read_model_file(model: ServedModel) -> bytes:
 
 
 def _fixed(uri: str) -> tuple[str, str | None]:
-    """The URI with a version instead of an alias, or the model instead of its run; and the name of a version."""
+    """Return the URI with a version instead of an alias, or the model instead of its run; and the version's name."""
     named = REGISTERED.fullmatch(uri)
     if named is None:
         return known_uri(uri), None

@@ -1,4 +1,4 @@
-"""Where MLflow's store is, who can reach it, and how long a call waits for it."""
+"""MLflow's store: its address, who can reach it, and how long a call waits for it."""
 
 import logging
 import os
@@ -16,13 +16,13 @@ from pipelines.storage.locations import redacted
 from pipelines.tracking.store import databricks
 
 _DEFAULT_FOLDER = "mlruns"
-# MLflow shows a progress bar for each small file that it loads, between the lines of a job.
+# MLflow would show a progress bar for each small file that it loads, between the lines of a job.
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-# And the addresses of run and experiment, which a job says itself.
+# MLflow would print the addresses of run and experiment, which a job prints itself.
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 REQUEST_SECONDS = 5
-"""How long a short wait for the answer to one request is."""
-# What is after the colon is no password where it is a port and a path.
+"""Seconds of a short wait for the answer to one request."""
+# The text after the colon is not a password if it is a port and a path.
 _HTTP_CREDENTIALS = re.compile(r"(https?://)([^:/\[]*):(?!\d*[/?#])(.*)@([^@/?#]+[^@]*)", re.IGNORECASE | re.DOTALL)
 _QUOTED = re.compile("(%[0-9A-Fa-f]{2})")
 _ADDRESS = "MLFLOW_TRACKING_URI"
@@ -30,15 +30,15 @@ _RETRIES, _TIMEOUT = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIM
 
 
 class TrackingError(RuntimeError):
-    """The store does not answer, or refuses what a run cannot do without."""
+    """The error when the store does not answer, or refuses data that a run needs."""
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run and the store that holds it; small, travels to the workers."""
+    """A run and its store; it is small, and sent to the workers."""
 
     uri: str = field(repr=False)
-    """Address of the store, which may hold a password; empty where training does without one."""
+    """Address of the store, which may contain a password; empty if training runs without a store."""
     run_id: str
 
     @property
@@ -50,12 +50,12 @@ class TrackedRun:
 def tracking_uri() -> str:
     """Return `MLFLOW_TRACKING_URI`, the workspace on Databricks, or a sqlite file under `mlruns/` in this folder.
 
-    `mlflow.set_tracking_uri` sets that variable too, or is asked where it does not. A relative path, of a sqlite file
-    or of a folder, is made absolute: workers have another working directory. User and password of an HTTP address are
-    quoted where they are not: up to its last `@`, which a path may hold as `%40` only. Each `%XX` is left as it is.
+    `mlflow.set_tracking_uri` also sets that variable; if it does not, its own value is read. A relative path of a
+    sqlite file or a folder becomes absolute, because workers have another working directory. User and password of an
+    HTTP address, up to its last `@`, are quoted if necessary; a path must write `@` as `%40`. Each `%XX` stays.
 
     Raises:
-        ValueError: It is the address of a registry, such as `databricks-uc`.
+        ValueError: The address is one of a registry, such as `databricks-uc`.
     """
     uri = os.environ.get(_ADDRESS) or _set_in_this_process()
     uri = uri or (databricks.URI if databricks.is_in_runtime() else _default_uri())
@@ -71,22 +71,22 @@ def tracking_uri() -> str:
 
 
 def _set_in_this_process() -> str:
-    """The address that `mlflow.set_tracking_uri` was given; empty: none. Up to MLflow 2.13 no variable has it."""
+    """Return the address passed to `mlflow.set_tracking_uri`; empty: none. Up to MLflow 2.13 no variable has it."""
     is_set = mlflow.is_tracking_uri_set()  # type: ignore[no-untyped-call]
     return str(mlflow.get_tracking_uri()) if is_set else ""
 
 
 def quote_environment(uri: str) -> None:
-    """Write an address from `tracking_uri` back to `MLFLOW_TRACKING_URI`, if that is the same one, not yet quoted.
+    """Write an address from `tracking_uri` back to `MLFLOW_TRACKING_URI` if the variable has it unquoted.
 
-    MLflow 3.0 and older send files to the address in the environment, and not to that of their client.
+    MLflow 3.0 and older send files to the address in the environment instead of the client's address.
     """
     if os.environ.get(_ADDRESS) and tracking_uri() == uri:
         os.environ[_ADDRESS] = uri
 
 
 def _with_quoted_credentials(address: re.Match[str]) -> str:
-    """An address whose host every parser finds: a password with a slash would end the host for some of them."""
+    """Return an address with quoted credentials: for some parsers, a slash in a password would end the host."""
     scheme, user, password, rest = address.groups()
     return f"{scheme}{_quoted(user)}:{_quoted(password)}@{rest}"
 
@@ -102,16 +102,16 @@ def sqlite_file(uri: str) -> Path | None:
 
 
 def check_writable(uri: str) -> None:
-    """Refuse a store in a file or folder that this process cannot write; of other stores nothing is known yet.
+    """Refuse a store in a file or folder that this process cannot write; other stores are not checked yet.
 
     Raises:
-        RuntimeError: It cannot be written; says which path.
+        RuntimeError: The store cannot be written; the text says which path.
     """
     if not is_file_store(uri):
         return
     path = Path("/", sqlite_file(uri) or uri.removeprefix("file:"))
     existing = path if path.exists() else next(parent for parent in path.parents if parent.exists())
-    # SQLite makes a journal beside its file.
+    # SQLite creates a journal beside its file.
     for needed in {existing, existing.parent if existing.is_file() else existing}:
         if not os.access(needed, os.W_OK | (os.X_OK if needed.is_dir() else 0)):
             missing = "" if path.exists() else " does not exist, and"
@@ -123,24 +123,24 @@ def _default_uri() -> str:
 
 
 def worker_environment() -> dict[str, str]:
-    """Return what a worker needs to write to the driver's store: its address and credentials.
+    """Return the address and credentials that a worker needs to write to the driver's store.
 
-    A rank repeats a failed request itself, from a thread, and MLflow's own retries only delay the news.
+    A rank repeats a failed request itself, from a thread, so MLflow's own retries would only delay the news.
     """
     settings = {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")}
     uri, registry = tracking_uri(), mlflow.get_registry_uri()
-    if databricks.is_databricks(uri) and registry != uri:  # of the notebook: `databricks-uc` is Unity Catalog's
+    if databricks.is_databricks(uri) and registry != uri:  # set by the notebook: `databricks-uc` is Unity Catalog
         settings["MLFLOW_REGISTRY_URI"] = registry
     return {_RETRIES: "2", **settings, **databricks.worker_credentials(uri), _ADDRESS: uri}
 
 
 def is_file_store(uri: str) -> bool:
-    """Whether only this machine can write to a store."""
+    """Return whether only this machine can write to a store."""
     return not uri.startswith("databricks") and ("://" not in uri or uri.startswith(("sqlite", "file:")))
 
 
 def check_workers_reach(uri: str, spark_master: str | None) -> None:
-    """Refuse a store that only the driver's machine can use, where workers run on others.
+    """Refuse a store that only the driver's machine can use if workers run on other machines.
 
     Raises:
         RuntimeError: The store is a file and the Spark master is not a local one.
@@ -153,7 +153,7 @@ def check_workers_reach(uri: str, spark_master: str | None) -> None:
 
 
 def show_command(run: TrackedRun) -> str:
-    """Return what to type to look at a run."""
+    """Return the command that shows a run."""
     if run.uri.startswith(("http://", "https://")):
         return f"open {redacted(run.uri)}"
     if databricks.is_databricks(run.uri):
@@ -166,9 +166,9 @@ def show_command(run: TrackedRun) -> str:
 
 @contextmanager
 def short_waits(timeout: int = REQUEST_SECONDS, retries: int = 1) -> Iterator[None]:
-    """Let each of MLflow's calls give up soon, unless the environment says otherwise.
+    """Make each of MLflow's calls give up soon during the block, unless the environment says otherwise.
 
-    The environment is as before afterwards: it may be that of a user's notebook.
+    The environment is restored at the end, because it may be that of a user's notebook.
 
     Args:
         timeout: Seconds that one request may take.
@@ -190,7 +190,7 @@ def short_waits(timeout: int = REQUEST_SECONDS, retries: int = 1) -> Iterator[No
 
 @contextmanager
 def readable_errors(what: str) -> Iterator[None]:
-    """Turn MLflow's errors into one line: TrackingError where nobody answers, else ValueError about `what`."""
+    """Turn MLflow's errors into one line: TrackingError if the store does not answer, else ValueError about `what`."""
     try:
         yield
     except MlflowException as error:
@@ -199,7 +199,7 @@ def readable_errors(what: str) -> Iterator[None]:
             raise TrackingError(f"no answer from MLflow, see MLFLOW_TRACKING_URI: {reason}") from None
         raise ValueError(f"{redacted(what)}: {reason}") from None
     except Exception as error:
-        # MLflow 2 lets through what its database says, such as that there is no file.
+        # MLflow 2 does not convert errors of its database, such as a missing file.
         if not type(error).__module__.startswith("sqlalchemy."):
             raise
         raise ValueError(f"{redacted(what)}: MLflow's store cannot be opened: {reason_of(error)}") from None
