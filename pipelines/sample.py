@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 Task = Literal["multi_label", "single_label"]
 
 TRAINING_SPLIT = "train"
-"""The split that a model learns from. Band statistics are computed on it."""
+"""The training split; band statistics are computed on it."""
 VALIDATION_SPLIT = "validation"
-"""The split that a model is scored on after each epoch."""
+"""The split on which a model is scored after each epoch."""
 TEST_SPLIT = "test"
 SPLITS = (TRAINING_SPLIT, VALIDATION_SPLIT, TEST_SPLIT)
 
@@ -34,7 +34,7 @@ class ImageGroup:
             raise ValueError(f"image group {self.name!r}: {len(self.bands)} band names for shape {self.shape}")
 
     def check(self, image: NDArray[np.generic]) -> None:
-        """Raise ValueError where `image` is not of this group's shape and dtype."""
+        """Raise ValueError if `image` does not have this group's shape and dtype."""
         if image.shape != self.shape or image.dtype != np.dtype(self.dtype):
             raise ValueError(
                 f"image group {self.name!r}: got {image.dtype} {image.shape}, expected {self.dtype} {self.shape}"

@@ -1,4 +1,4 @@
-"""The interface between a raw archive and the dataset: plan on the driver, read on the executors."""
+"""The interface between a raw archive and the dataset: the driver plans, the executors read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,42 +27,43 @@ INDEX_SCHEMA = pa.schema(
 )
 """One row per sample: unique id, split name, class indices, and its files or folders relative to the archive's root.
 
-`size` is the bytes of the sample's file where the listing tells them. The further columns are what the archive's
-metadata knows of the image: `tile` of the Sentinel-2 grid (`33UWP`), `season` (`winter`, `spring`, `summer`, `autumn`),
-`flags` (`snow`, `cloud_or_shadow`; an empty list says that there is neither). What is unknown is null.
+`size` is the size of the sample's file in bytes, where the listing shows it. The further columns hold the archive's
+metadata of the image: `tile` of the Sentinel-2 grid (`33UWP`), `season` (`winter`, `spring`, `summer`, `autumn`),
+`flags` (`snow`, `cloud_or_shadow`; an empty list means neither). Unknown values are null.
 """
 
 REJECTED_SCHEMA = pa.schema(
     [pa.field(name, pa.string(), nullable=False) for name in ("id", "file", "reason", "detail")]
 )
-"""One row per sample that cannot be used. `reason` is one of few short texts, `detail` says what was found."""
+"""One row per sample that cannot be used. `reason` is one of a few short texts, `detail` says what was found."""
 
 
 @dataclass(frozen=True)
 class ArchiveIndex:
-    """All samples that the archive's metadata names.
+    """All samples in the archive's metadata.
 
-    The ids and splits of `samples` depend on the metadata alone, not on which folders exist now. So the same samples
-    get the same places in the dataset, also when some are missing today and there tomorrow.
+    The ids and splits of `samples` depend only on the metadata, not on the folders that exist now. So the same samples
+    get the same positions in the dataset, even if some folders are missing today and exist tomorrow.
     """
 
     samples: pa.Table
     """`INDEX_SCHEMA`, in a stable order."""
     rejected: pa.Table
-    """`REJECTED_SCHEMA`: what the metadata or the listing holds and is no sample: an unknown label, a repeated id."""
+    """`REJECTED_SCHEMA`: entries of metadata or listing that are no samples: an unknown label, a repeated id."""
     unusable: pa.Table = field(default_factory=REJECTED_SCHEMA.empty_table)
-    """`REJECTED_SCHEMA`, at most one row per sample: those of `samples` that cannot be read now, as their folder is
-    missing. What their files would tell, such as labels, is empty in `samples`."""
+    """`REJECTED_SCHEMA`, at most one row per sample: samples that cannot be read now, because their folder is missing.
+
+    `samples` lacks the values that their files contain, such as labels."""
 
 
 def index_table(columns: Mapping[str, Any]) -> pa.Table:
-    """A table of `INDEX_SCHEMA`.
+    """Build a table of `INDEX_SCHEMA`.
 
     Args:
-        columns: Columns by name: an array, or a sequence of Python values. A nullable column that is left out is null.
+        columns: Columns by name: an array, or a sequence of Python values. Missing nullable columns become null.
 
     Raises:
-        KeyError: A column that is required is left out.
+        KeyError: A required column is missing.
     """
     rows = len(columns["id"])
     arrays = []
@@ -76,7 +77,7 @@ def index_table(columns: Mapping[str, Any]) -> pa.Table:
 
 
 class Georeference(NamedTuple):
-    """The place of an image on the ground."""
+    """The location of an image on the ground."""
 
     epsg: int
     """Code of the coordinate reference system."""
@@ -90,18 +91,18 @@ class BadRecordError(ValueError):
     """A sample that cannot be read as the archive promises."""
 
     def __init__(self, file: str | PathLike[str], reason: str, detail: str = "") -> None:
-        """Name the file and why.
+        """Name the file and the reason.
 
         Args:
-            file: The file or folder at fault.
-            reason: One of few short texts, by which bad records are counted, e.g. `wrong size`.
+            file: Path of the bad file or folder.
+            reason: One of a few short texts, e.g. `wrong size`; bad records are counted by it.
             detail: Text that says what was found and what was expected.
         """
         self.file, self.reason, self.detail = str(file), reason, detail
         super().__init__(f"{file}: {reason}" + (f" ({detail})" if detail else ""))
 
     def __reduce__(self) -> tuple[type["BadRecordError"], tuple[str, str, str]]:
-        """Pickle all three parts, so that the error can be sent from an executor."""
+        """Pickle all three parts, so that an executor can send the error."""
         return type(self), (self.file, self.reason, self.detail)
 
 
@@ -118,11 +119,11 @@ class ArchiveDescription:
 
 
 class Archive(Protocol):
-    """A raw archive. It is small and picklable, because it is sent to the executors."""
+    """A raw archive: a small object that is pickled and sent to the executors."""
 
     @property
     def root(self) -> str:
-        """The folder or URL of the archive; empty if it has no files."""
+        """Folder or URL of the archive; empty if it has no files."""
 
     @property
     def description(self) -> ArchiveDescription:
@@ -133,35 +134,35 @@ class Archive(Protocol):
 
         Raises:
             FileNotFoundError: The archive or its metadata is missing.
-            ValueError: It is empty, or its metadata cannot be read.
+            ValueError: The archive is empty, or its metadata cannot be read.
         """
 
     @property
     def read_settings(self) -> Mapping[str, int | str | None]:
-        """Settings that decide what `read` gives and that neither index nor description shows, by name."""
+        """Settings that decide the result of `read` and are not in index or description, by name."""
 
     def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> Georeference | None:
-        """Read one sample into `out`, which has an array of the right shape and dtype for each image group (executors).
+        """Read one sample into `out`, one array of the right shape and dtype per image group (executors).
 
-        After an error `out` holds anything.
+        After an error the content of `out` is undefined.
 
         Args:
-            paths: The sample's `paths` of the index.
-            out: Every pixel of every group is written.
+            paths: The sample's `paths` in the index.
+            out: Arrays by image group; every pixel is written.
 
         Returns:
-            Where the sample lies, if its image files say so.
+            Location of the sample, if its image files contain it.
 
         Raises:
-            BadRecordError: A file is missing, damaged, of the wrong size or dtype.
+            BadRecordError: A file is missing, damaged, or of the wrong size or dtype.
         """
 
 
 def read_into(archive: Archive, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> Georeference | None:
-    """Read one sample as `Archive.read` does, and make sure that floating-point pixels are finite numbers.
+    """Read one sample with `Archive.read`, and make sure that floating-point pixels are finite numbers.
 
     Raises:
-        BadRecordError: As `Archive.read`, or a band has a NaN or an infinite value.
+        BadRecordError: `Archive.read` fails, or a band has a NaN or an infinite value.
     """
     place = archive.read(paths, out)
     for group in archive.description.groups:
@@ -183,7 +184,7 @@ def read_sample(archive: Archive, paths: Sequence[str]) -> dict[str, NDArray[Any
     """Read one sample into new arrays, by image group.
 
     Raises:
-        BadRecordError: As `read_into`.
+        BadRecordError: `read_into` fails.
     """
     out = {group.name: np.empty(group.shape, group.dtype) for group in archive.description.groups}
     read_into(archive, paths, out)

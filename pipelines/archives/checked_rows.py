@@ -1,4 +1,4 @@
-"""Rows of an archive's metadata that are checked one by one: a bad row is noted, and does not stop the others."""
+"""Rows of an archive's metadata, checked one by one: a bad row is recorded and does not stop the others."""
 
 import numpy as np
 import pyarrow as pa
@@ -8,13 +8,13 @@ from pipelines.archives.archive import REJECTED_SCHEMA
 
 
 class CheckedRows:
-    """Rows of which bad ones are rejected, each for the first reason found."""
+    """Metadata rows; bad rows are rejected, each for the first reason found."""
 
     def __init__(self, rows: pa.Table) -> None:
-        """Take all rows.
+        """Start with all rows.
 
         Args:
-            rows: A table with at least the columns `id` and `file`, the latter the file that names the sample.
+            rows: A table with at least the columns `id` and `file`, the file that names the sample.
         """
         self.rows = rows
         """Rows that were not rejected."""
@@ -29,13 +29,13 @@ class CheckedRows:
         detail: pa.Array | pa.ChunkedArray | str = "",
         file: pa.Array | pa.ChunkedArray | None = None,
     ) -> None:
-        """Reject rows: they are no samples.
+        """Reject rows that are no samples.
 
         Args:
             bad: One boolean per row of `rows`; null counts as true.
-            reason: One of few short texts, by which rejected rows are counted; for all rows or per row.
+            reason: One of a few short texts, for all rows or per row; rejected rows are counted by it.
             detail: Text that says what was found, for all rows or per row.
-            file: The file at fault, per row; by default the row's `file`.
+            file: The bad file per row; by default the row's `file`.
         """
         bad = pc.fill_null(bad, True)
         if not pc.any(bad).as_py():
@@ -44,7 +44,7 @@ class CheckedRows:
         self.rows = self.rows.filter(pc.invert(bad))
 
     def reject_repeated_ids(self) -> None:
-        """Reject every row whose id is that of the row before; the rows must be sorted by id."""
+        """Reject every row with the id of the row before; the rows must be sorted by id."""
         ids = self.rows["id"].combine_chunks()
         repeated = np.zeros(len(ids), bool)
         repeated[1:] = pc.equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
@@ -58,9 +58,9 @@ class CheckedRows:
         detail: pa.Array | pa.ChunkedArray | str = "",
         file: pa.Array | pa.ChunkedArray | None = None,
     ) -> None:
-        """Keep rows, but note that their files cannot be used; the arguments are those of `reject`.
+        """Mark rows whose files cannot be used, without removing them; the arguments are those of `reject`.
 
-        Of several reasons for one row the first counts.
+        If a row has several reasons, the first one counts.
         """
         marked = self.unusable()["id"].combine_chunks()
         again = pc.is_in(self.rows["id"].combine_chunks(), marked)
@@ -69,11 +69,11 @@ class CheckedRows:
             self._unusable.append(self._report(bad, reason, detail, file))
 
     def rejected(self) -> pa.Table:
-        """The rows that were taken out, as `REJECTED_SCHEMA`, sorted by id."""
+        """Return the rejected rows as `REJECTED_SCHEMA`, sorted by id."""
         return _sorted(self._rejected)
 
     def unusable(self) -> pa.Table:
-        """The rows that were marked, as `REJECTED_SCHEMA`, sorted by id."""
+        """Return the unusable rows as `REJECTED_SCHEMA`, sorted by id."""
         return _sorted(self._unusable)
 
     def _report(

@@ -1,8 +1,8 @@
-"""Questions about the files of an archive, on this machine's disks or behind a URL.
+"""Access to the files of an archive, on local disks or behind a URL.
 
-Local files are opened by the modules that read them, with the care that links and pipes need (`paths`, `geotiff`).
-This module resolves paths and reads remote files. A storage that cannot be reached is an error of the whole task. Only
-a file that does not exist is a bad record.
+Local files are opened by the modules that read them, which guard against links and pipes (`paths`, `geotiff`). This
+module resolves paths and reads remote files. An unreachable storage is an error of the whole task. Only a missing
+file is a bad record.
 """
 
 import threading
@@ -16,14 +16,14 @@ from pipelines.storage.folder import Folder, StorageError
 MISSING_FILE = "missing file"
 ODD_NAME = "name is no plain file name"
 
-# Files of a remote archive are read by many threads, but warning filters are those of the process.
+# Many threads read files of a remote archive, but warning filters belong to the process.
 DECODING = threading.RLock()
 
-_LARGEST_FILE = 1 << 28  # bytes; a remote file is in memory as a whole
+_LARGEST_FILE = 1 << 28  # bytes; a remote file is read into memory as a whole
 
 
 def is_local(path: str | PathLike[str]) -> bool:
-    """Tell whether a path is one of this machine, and not a URL."""
+    """Return whether a path is local and not a URL."""
     return "://" not in fspath(path)
 
 
@@ -45,26 +45,26 @@ def _refuse(root: str, path: str) -> None:
 
 
 def is_plain_name(name: str) -> bool:
-    """Tell whether a listed name is that of one file or folder, on every system and behind every URL."""
+    """Return whether a listed name is a plain file or folder name, on every system and behind every URL."""
     return name not in ("", ".", "..") and not any(letter in "/\\" or ord(letter) < 32 for letter in name)
 
 
 def refuse_outage(path: str, error: BaseException) -> None:
-    """Tell a storage that failed from a file with other content than expected: pyarrow's errors have no number.
+    """Distinguish a failed storage from a file with unexpected content: pyarrow's errors have no number.
 
     Args:
-        path: The URL of a file.
-        error: What reading it has raised.
+        path: URL of the file.
+        error: Error that reading the file raised.
 
     Raises:
-        StorageError: The storage failed: the file may be good.
+        StorageError: The storage failed, so the file may be good.
     """
     if isinstance(error, TimeoutError | PermissionError) or (isinstance(error, OSError) and error.errno is not None):
         raise StorageError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
 
 
 def is_file(path: str | PathLike[str]) -> bool:
-    """Tell whether a regular file exists; links are followed."""
+    """Return whether a regular file exists; links are followed."""
     if is_local(path):
         return Path(path).is_file()
     folder, name = _place(path)
@@ -72,7 +72,7 @@ def is_file(path: str | PathLike[str]) -> bool:
 
 
 def is_folder(path: str | PathLike[str]) -> bool:
-    """Tell whether a folder exists; links are followed. Behind a URL a folder exists if it has content."""
+    """Return whether a folder exists; links are followed. Behind a URL a folder exists if it has content."""
     return Path(path).is_dir() if is_local(path) else bool(_folder(fspath(path).rstrip("/")).entries())
 
 
@@ -93,7 +93,7 @@ def whole_remote(path: str, data: bytes | None = None) -> bytes | None:
 
     Args:
         path: Path or URL.
-        data: All bytes, where they were read before.
+        data: All bytes, if they were already read.
 
     Raises:
         BadRecordError: The file is missing or too large.
@@ -111,7 +111,7 @@ def read_remote(path: str, limit: int) -> bytes:
     """Read at most the first `limit` bytes of a file behind a URL.
 
     Raises:
-        BadRecordError: It is missing.
+        BadRecordError: The file is missing.
     """
     folder, name = _place(path)
     try:
@@ -121,7 +121,7 @@ def read_remote(path: str, limit: int) -> bytes:
 
 
 def list_remote(root: str, folder: str) -> list[tuple[str, bool, int]]:
-    """List a folder behind a URL: names, whether each is a folder, and bytes. An absent folder is empty."""
+    """List a folder behind a URL: names, whether each is a folder, and sizes in bytes. A missing folder is empty."""
     return _folder(root.rstrip("/")).entries("" if folder == "." else folder)
 
 
@@ -132,5 +132,5 @@ def _place(url: str | PathLike[str]) -> tuple[Folder, str]:
 
 @lru_cache(4096)
 def _folder(url: str) -> Folder:
-    # Not `Folder.at`: the archive's root is absolute already, and the names in it may hold a `$` of their own.
+    # Not `Folder.at`: the archive's root is already absolute, and its names may contain a `$`.
     return Folder(url)

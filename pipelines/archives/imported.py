@@ -1,4 +1,4 @@
-"""An archive that is not this project's own, by import path."""
+"""A user's own archive, imported by its path."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,21 +12,21 @@ _PROTOCOL = ("root", "description", "index", "read_settings", "read")
 
 
 def imported_archive(*, path: str, settings: Mapping[str, Any] = _NO_SETTINGS) -> Archive:
-    """Call somebody else's class or function, which returns an archive (`pipelines.archives.archive.Archive`).
+    """Call a user's class or function, which returns an archive (`pipelines.archives.archive.Archive`).
 
-    Executors receive the archive pickled, so that they need its module too.
+    Executors receive the archive pickled, so they need its module too.
 
     Args:
-        path: Its import path, `package.module:object`.
-        settings: Its keyword arguments.
+        path: Import path, `package.module:object`.
+        settings: Keyword arguments of the call.
 
     Raises:
-        ValueError: It is not found, raises an exception, or returns something that lacks a part of an archive.
+        ValueError: The object is not found, raises an exception, or returns something that lacks a part of an archive.
     """
     constructor = import_function(path, "archive.path")
     try:
         archive: Archive = constructor(**settings)
-    except Exception as error:  # whatever its own code raises
+    except Exception as error:  # any error of the user's code
         raise ValueError(f"archive.path={path}: it raised {described(error)}") from error
     missing = [name for name in _PROTOCOL if not hasattr(type(archive), name) and not hasattr(archive, name)]
     if missing:

@@ -10,28 +10,28 @@ from pipelines.archives.files import is_local, is_plain_name, list_remote
 
 
 def stays_inside(root: str, path: str) -> bool:
-    """Tell whether `path`, with every symbolic link followed, exists below `root`."""
+    """Return whether `path`, with every symbolic link followed, exists below `root`."""
     try:
         return Path(path).resolve(strict=True).is_relative_to(Path(root).resolve())
-    except (OSError, RuntimeError):  # leads nowhere, or in a circle
+    except (OSError, RuntimeError):  # the link leads nowhere, or in a circle
         return False
 
 
 def leads_out(root: str, path: str) -> bool:
-    """Tell whether `path` is a symbolic link to something outside `root`."""
+    """Return whether `path` is a symbolic link to something outside `root`."""
     return is_local(root) and Path(path).is_symlink() and not stays_inside(root, path)
 
 
 def list_subfolders(root: str, folders: Iterable[str]) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-    """List the folders in some folders of an archive, with one system call per many, not one per folder.
+    """List the folders in some folders of an archive, with one system call for many entries instead of one each.
 
     Args:
-        root: The archive.
-        folders: Paths relative to the root, `.` for the archive itself; an absent folder counts as empty.
+        root: Path of the archive.
+        folders: Paths relative to the root, `.` for the archive itself; a missing folder counts as empty.
 
     Returns:
-        Paths relative to the root, `<folder>/<name>`: the folders, and those that a symbolic link leads out of the
-        archive. Names beyond ASCII are left out: they are no sample's.
+        Paths relative to the root, `<folder>/<name>`: the folders, and the symbolic links out of the archive. Names
+        beyond ASCII are left out, because no sample has one.
     """
     inside, leading_out = [], []
     for folder in folders:

@@ -1,4 +1,4 @@
-"""Makes splits for archives that have none: by class, by a seed, the same on every machine."""
+"""Makes splits for archives without splits: by class and seed, equal on every machine."""
 
 import hashlib
 import math
@@ -12,10 +12,11 @@ from pipelines.sample import SPLITS
 
 
 def check_split(fractions: Sequence[float], seed: int) -> tuple[float, float, float]:
-    """Check the settings of a split; returns the fractions of train, validation and test as a tuple.
+    """Check the settings of a split; return the fractions of train, validation and test as a tuple.
 
     Raises:
-        ValueError: There are not three, one is negative, train's is 0, or their sum is not 1; or the seed is negative.
+        ValueError: Not three fractions are given, one is negative, train's is 0, or their sum is not 1; or the seed is
+            negative.
     """
     valid = len(fractions) == len(SPLITS) and all(0 <= fraction <= 1 for fraction in fractions)
     if not valid or fractions[0] == 0 or not math.isclose(sum(fractions), 1, abs_tol=1e-6):
@@ -30,14 +31,14 @@ def check_split(fractions: Sequence[float], seed: int) -> tuple[float, float, fl
 
 
 def refuse_without_effect(root: str, name: str, value: object, default: object, because: str) -> None:
-    """Refuse a setting of the split that this archive makes no use of.
+    """Refuse a setting of the split that has no effect on this archive.
 
     Args:
-        root: The archive, for the message.
+        root: Path of the archive, for the message.
         name: Name of the setting.
         value: Its value.
-        default: Its default, which nobody has asked for.
-        because: What the archive has, for the message.
+        default: Default of the setting.
+        because: Property of the archive that explains this, for the message.
 
     Raises:
         ValueError: The value is not the default.
@@ -51,14 +52,14 @@ def stratified_split(
 ) -> NDArray[np.int8]:
     """Divide samples so that every class is divided in the same proportions.
 
-    A class's samples are ordered by a hash of seed and key and cut by `split_counts`: the order of the listing does not
-    matter, and a further file moves few others to another split.
+    The samples of a class are ordered by a hash of seed and key and cut by `split_counts`. So the order of the listing
+    does not matter, and a further file moves few others to another split.
 
     Args:
-        keys: One per sample, unique within a class. Otherwise the listing's order decides.
+        keys: One per sample, unique within a class; otherwise the listing's order decides.
         classes: One per sample.
         fractions: Fraction of each split; they add up to 1.
-        seed: 0 or more.
+        seed: Seed of the hash, 0 or more.
 
     Returns:
         Position in `fractions` for every sample.
@@ -76,7 +77,7 @@ def stratified_split(
 
 
 def split_counts(total: int, fractions: Sequence[float]) -> list[int]:
-    """Divide a number by largest remainder; no split of a fraction above 0 is empty while there is enough for all.
+    """Divide a number by largest remainder; splits with a fraction above 0 are not empty if there are enough samples.
 
     `floor(total * fraction)` each, then one more for the largest remainders. E.g. 10 by (0.7, 0.15, 0.15): 7, 1, 1 and
     remainders 0, 0.5, 0.5, so 7, 2, 1.

@@ -22,9 +22,9 @@ ARCHIVES: dict[str, Callable[..., Archive]] = {
     "synthetic": SyntheticBigEarthNet,
     "import": imported_archive,
 }
-"""Constructor of every kind of archive; takes the settings of its class in `conf.sections.archives`.
+"""Constructor of every kind of archive; its arguments are the settings of its class in `conf.sections.archives`.
 
-A new kind is one file in this folder and one line here, and its class of settings with a line in
+A new kind is one file in this folder, one line here, and its class of settings with a line in
 `conf.sections.archives`.
 """
 
@@ -33,7 +33,7 @@ def open_archive(kind: str, **settings: Any) -> Archive:
     """Open the archive of the given kind; nothing is read before `index` or `read` is called.
 
     Raises:
-        ValueError: There is no such kind.
+        ValueError: The kind is unknown.
     """
     if kind not in ARCHIVES:
         raise ValueError(f"archive kind {kind!r} is unknown, expected one of: {', '.join(sorted(ARCHIVES))}")

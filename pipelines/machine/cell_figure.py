@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 
 class CellFigure(Figure):
-    """A figure that IPython shows as a picture: of others it shows those alone that pyplot has made."""
+    """A figure that IPython shows as a picture, although pyplot did not make it."""
 
     def _repr_png_(self) -> bytes:
         picture = io.BytesIO()

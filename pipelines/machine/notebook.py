@@ -1,4 +1,4 @@
-"""What keeps Spark's own words out of the cells of a notebook."""
+"""Keeps Spark's own messages out of the cells of a notebook."""
 
 import sys
 from contextlib import suppress
@@ -15,24 +15,24 @@ _LOGS_OF_TASKS = (
 
 
 def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel."""
+    """Return whether this process is the kernel of a notebook."""
     return "ipykernel" in sys.modules
 
 
 def quieten_spark(spark: "SparkSession") -> None:
-    """Turn off a session's bar of stages and its log of failed tasks, whose Python traceback our one error has too.
+    """Turn off a session's progress bar and its log of failed tasks, whose Python traceback our own error contains.
 
-    This does something in a notebook only, and lasts as long as the session: lines come after a job has failed, and a
-    bar that was stopped cannot start again.
+    This has an effect only in a notebook, and lasts as long as the session. The reason: log lines come after a job
+    has failed, and a stopped bar cannot start again.
 
     Args:
-        spark: A classic session.
+        spark: Classic session.
     """
     if not in_notebook():
         return
-    from py4j.protocol import Py4JError  # the command line does without Spark's packages until it needs them
+    from py4j.protocol import Py4JError  # the command line works without Spark's packages until it needs them
 
-    with suppress(Py4JError, OSError):  # its JVM may have died, which is told by whoever needs it
+    with suppress(Py4JError, OSError):  # the JVM may have died; the next call that needs it reports this
         jvm: Any = spark.sparkContext._jvm
         log4j = jvm.org.apache.logging.log4j
         for name in _LOGS_OF_TASKS:

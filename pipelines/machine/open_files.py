@@ -1,4 +1,4 @@
-"""How many files and connections this process may have open."""
+"""The limit of open files and connections of this process."""
 
 import resource
 import sys
@@ -6,7 +6,7 @@ from contextlib import suppress
 
 
 def allow_open_files() -> int:
-    """Raise this process's own limit, which is usually 1024, as far as it may; return the limit."""
+    """Raise this process's own limit, which is usually 1024, to the allowed maximum; return the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

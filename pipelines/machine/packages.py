@@ -1,4 +1,4 @@
-"""Which packages a job needs beside Groundswell's own dependencies, and what installs those that are missing."""
+"""Finds missing packages that a job needs beside Groundswell's dependencies, and the command that installs them."""
 
 import json
 import os
@@ -25,7 +25,7 @@ _EXTRAS = {
     "nncf": "score",
     "deltalake": "score",
 }
-"""The extra of the wheel that brings a package."""
+"""Extra of the wheel that installs a package."""
 _HOROVOD = "Horovod 0.28.1 built for this TensorFlow (docker/horovod/build_wheel.sh makes its wheel)"
 
 
@@ -34,15 +34,15 @@ class MissingPackageError(RuntimeError):
 
 
 def require(what: str, packages: Sequence[str]) -> None:
-    """Find out whether packages are installed, without importing them.
+    """Check that packages are installed, without importing them.
 
     Args:
-        what: What needs them: the subject of the message.
-        packages: Import names.
+        what: What needs the packages: the subject of the message.
+        packages: Import names of the packages.
 
     Raises:
-        MissingPackageError: Some are not; names them and the command that installs them, in one line.
-        ValueError: As `check_backend`, where Horovod is among them.
+        MissingPackageError: Some are missing; one line names them and the command that installs them.
+        ValueError: `check_backend` fails, if Horovod is one of them.
     """
     missing = [name for name in packages if not _is_installed(name)]
     if "horovod" in packages and "horovod" not in missing and not _horovod_knows_tensorflow():
@@ -67,17 +67,17 @@ def require(what: str, packages: Sequence[str]) -> None:
 
 
 def check_backend(what: str) -> None:
-    """Find out whether Keras would compute with TensorFlow, without importing either: Horovod averages its tensors.
+    """Check that Keras would use TensorFlow, whose tensors Horovod averages, without importing either.
 
     Raises:
-        ValueError: Another backend is chosen; says where, in one line.
+        ValueError: Another backend is chosen; one line says where.
     """
     backend, where = os.environ.get("KERAS_BACKEND"), "KERAS_BACKEND"
     if not backend:
         file = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras") / "keras.json"
         try:
             backend, where = json.loads(file.read_text()).get("backend"), f"the backend in {file}"
-        except (OSError, ValueError, AttributeError):  # Keras, too, then has its default
+        except (OSError, ValueError, AttributeError):  # Keras then uses its default, too
             return
     if backend not in (None, "tensorflow"):
         raise ValueError(f"{what} needs TensorFlow, and {where} is {backend}: set KERAS_BACKEND=tensorflow")
@@ -95,11 +95,11 @@ def _horovod_knows_tensorflow() -> bool:
 
 
 def _requirements(extras: Sequence[str], present: Sequence[str]) -> list[str]:
-    """What the extras of the wheel ask for; their names alone where Groundswell runs from a folder or a .zip.
+    """Return the requirements of the wheel's extras; only their names if Groundswell runs from a folder or a .zip.
 
-    Installed packages stay as they are: an extra may ask for another build of them, as of TensorFlow.
+    Installed packages are left out: an extra may ask for another build of them, for example of TensorFlow.
 
-    Never `groundswell[extra]`: this distribution is on no index, and that name could be somebody else's there.
+    The result is never `groundswell[extra]`: no index has this distribution, and the name could be somebody else's.
     """
     try:
         lines = requires("groundswell") or []

@@ -1,4 +1,4 @@
-"""Which packages, and which code of this project, a process finds; executors must find the same as the driver."""
+"""Packages and code of this project that a process uses; executors must have the same as the driver."""
 
 import hashlib
 import importlib.resources
@@ -15,9 +15,9 @@ _DIGITS = 12
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of what ranks need, by package; "none" for one that is not installed.
+    """Return the versions of Python and of the packages that ranks need; "none" for one that is not installed.
 
-    That of this project is followed by a digest of its code, read from the disk at every call.
+    The version of this project is followed by a digest of its code, read from the disk at every call.
     """
     return {**_installed(), OWN: own_version()}
 
@@ -30,15 +30,15 @@ def own_version() -> str:
 
 @cache
 def imported_version() -> str:
-    """Return `own_version()` as it was at this process's first call: the files may change while it runs.
+    """Return `own_version()` from this process's first call, because the files may change while it runs.
 
-    The driver calls this when it imports what starts ranks and tasks, and an executor in its first task.
+    The driver calls this when it imports the code that starts ranks and tasks, and an executor in its first task.
     """
     return own_version()
 
 
 def digest_of(folders: Iterable[Traversable]) -> str:
-    """Return the first digits of the SHA-256 of all Python files below these folders, which may lie in a zip file."""
+    """Return the first digits of the SHA-256 of all Python files below these folders, which may be in a zip file."""
     found = hashlib.sha256()
     for folder in folders:
         for path, file in _python_files(folder, folder.name):
@@ -68,17 +68,17 @@ def _version(package: str) -> str:
 
 
 def check_code(drivers: str, executors: str, host: str) -> None:
-    """Check that an executor has the code that the driver has.
+    """Check that an executor has the driver's code.
 
     Args:
         drivers: The driver's `imported_version()`.
         executors: The version that the executor would run.
-        host: Where it is, for the message.
+        host: Host of the executor, for the message.
 
     Raises:
-        RuntimeError: It has not.
+        RuntimeError: The codes differ.
     """
-    # Code that spark-submit sent in a zip file is the same, though no package is installed.
+    # Code that spark-submit sent in a zip file is the same, although no package is installed.
     if _code_of(drivers) != _code_of(executors):
         raise RuntimeError(
             f"the driver runs {OWN} {drivers}, and the executor on {host} would run {executors}: install one version "
@@ -92,9 +92,9 @@ def _code_of(own: str) -> str:
 
 
 def check_this_executor(drivers: str) -> None:
-    """Check in a task of Spark that its process has the driver's code, of `imported_version()` there.
+    """Check in a Spark task that its process has the driver's code, given the driver's `imported_version()`.
 
     Raises:
-        RuntimeError: It has not.
+        RuntimeError: The codes differ.
     """
     check_code(drivers, imported_version(), platform.node())

@@ -1,4 +1,4 @@
-"""A logged model applied to samples. The functions of DataFrames, which are in `frames`, are names of this package."""
+"""A logged model applied to samples. This package exports the DataFrame functions of `frames`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +9,10 @@ __all__ = ["flat_columns", "predict_udf", "score_frame"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import one of the names of `__all__` when it is used: the other modules here need less.
+    """Import a name of `__all__` when it is used, because the other modules here need fewer packages.
 
     Raises:
-        AttributeError: There is no such name.
+        AttributeError: The name does not exist.
     """
     if name not in __all__:
         raise AttributeError(f"module 'pipelines.scoring' has no attribute {name!r}")

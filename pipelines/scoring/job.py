@@ -1,4 +1,4 @@
-"""From samples to predictions, as one Spark job that may be killed at any time and started again."""
+"""Computes predictions of samples in one Spark job that may be killed at any time and started again."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -56,43 +56,43 @@ _INPUT, _KIND, _FINGERPRINT = "input", "input_kind", "input_fingerprint"
 
 @dataclass(frozen=True)
 class ScoreSettings:
-    """How samples are scored."""
+    """Settings of scoring."""
 
     batch_size: int
     thresholds: tuple[float, ...]
     """Least probability of each predicted class of a multi-label model."""
     threads: int | None
-    """Threads of one task; None: the cores of the Spark task."""
+    """Number of threads of one task; None: the cores of the Spark task."""
     runtime: Runtime
     reference: Reference | None
-    """What a converted model is compared on; None with Keras."""
+    """Labelled samples on which a converted model is compared; None with Keras."""
     as_delta: bool
-    """Whether the predictions are a Delta table too."""
+    """Whether the predictions also become a Delta table."""
     max_rejected_fraction: float = ScoreConfig.default("max_rejected_fraction")
-    """More rejected samples than this part of all fail the job."""
+    """Largest allowed fraction of rejected samples; with more of them the job fails."""
 
 
 @dataclass(frozen=True)
 class ScoreProgress:
-    """How far the job is."""
+    """Progress of the job."""
 
     done: int
-    """Samples in finished parts, rejected ones included."""
+    """Number of samples in finished parts, rejected ones included."""
     total: int
     found: int
-    """Those of `done` that an earlier run had finished."""
+    """Number of samples in `done` that an earlier run finished."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What came of a job."""
+    """Result of a job."""
 
     predictions: int
     rejected: int
     reasons: dict[str, int]
     """Number of rejected samples by reason."""
     new: int
-    """Samples that this job scored or rejected itself; the others were finished before."""
+    """Number of samples that this job scored or rejected itself; the others were finished before."""
     folder: str
     """Path or URL of the predictions."""
 
@@ -102,18 +102,18 @@ class Scored:
             "rejected": ", ".join([f"{self.rejected:,}", *(f"{n:,} {escape(why)}" for why, n in self.reasons.items())]),
             "scored by this job": f"{self.new:,}",
         }
-        left = ' style="text-align: left"'  # notebooks put the cells of tables to the right
+        left = ' style="text-align: left"'  # notebooks align table cells to the right
         lines = "".join(f"<tr><th{left}>{name}</th><td{left}>{value}</td></tr>" for name, value in rows.items())
         return f"<table>{lines}</table>"
 
 
 def earlier_thresholds(model: ModelDescription, source: Source, output: Folder) -> tuple[float, ...] | None:
-    """Return the thresholds of this model's predictions that are not finished; None where there are none.
+    """Return the thresholds of this model's unfinished predictions; None if there are none.
 
-    They may not be the model's any more, because an evaluation has tuned others meanwhile.
+    An evaluation may have tuned the model's own thresholds since then.
 
     Raises:
-        ValueError: What says it is damaged.
+        ValueError: The description of the predictions is damaged.
         RuntimeError: The storage cannot be used.
     """
     identity = read_identity(output) or {}
@@ -127,14 +127,14 @@ def earlier_thresholds(model: ModelDescription, source: Source, output: Folder) 
 def check_score(
     model: ModelDescription, source: Source, output: Folder, settings: ScoreSettings
 ) -> tuple[Identity, bool]:
-    """Check everything that can be known before Spark starts.
+    """Check everything that can be checked before Spark starts.
 
     Returns:
-        What decides the predictions, and whether they are finished already.
+        The identity of the predictions, and whether they are already finished.
 
     Raises:
-        ValueError: The model does not fit the samples, `output` holds something else or other predictions, or more
-            samples are known to be bad than allowed.
+        ValueError: The model does not fit the samples, `output` holds something else or other predictions, or too many
+            samples are known to be bad.
         RuntimeError: The storage cannot be used.
     """
     check_fits(model, where=source.where, task=source.task, class_names=source.class_names, groups=source.groups)
@@ -151,7 +151,7 @@ def check_score(
     found = find_written(output, files)
     outdated = outdated_parts(source, found)
     complete = is_complete(output, files) and not outdated
-    if not complete:  # more samples may be bad, and not fewer; finished predictions stay finished
+    if not complete:  # only more samples can become bad; finished predictions stay finished
         kept = [row for file, part in found.items() if file not in outdated for row in part.rejected]
         _check_rejected([*source.rejected, *kept], source, output, settings)
     return identity, complete and (not settings.as_delta or output.exists(DELTA_LOG_FILE))
@@ -170,24 +170,24 @@ def score(
 ) -> Scored:
     """Write the predictions of all samples: one Parquet file per part of the source, and `predictions.json` last.
 
-    Every file appears whole, at once. The same call again continues with the parts that are not finished, and those of
-    which rejected samples can be read now or files were replaced by others of another size; on other finished
-    predictions it does nothing. A part stays as it is where samples of it cannot be read any more, as their predictions
-    would be lost. The input may be in another place by then. Each sample is in exactly one file, or in
+    Every file is written atomically. The same call again continues with the unfinished parts. It also scores parts
+    again whose rejected samples can be read now, or whose files were replaced by others of another size. For other
+    finished predictions it does nothing. A part stays unchanged if some of its samples can no longer be read, because
+    their predictions would be lost. The input may have moved. Each sample is in exactly one file, or in
     `_rejected.parquet` with its reason.
 
     Args:
-        spark: Session whose executors see input and output.
-        model: What the model takes and gives.
+        spark: Session whose executors can access input and output.
+        model: Description of the model.
         file: The model's `.keras` file, which is sent to the executors.
-        source: What is scored.
+        source: Samples to score.
         output: Folder of the predictions.
-        settings: How.
-        say: Called with each line about what happens.
+        settings: Settings of scoring.
+        say: Called with each message.
         progress: Called about once a second, from another thread.
 
     Raises:
-        ValueError: As `check_score`; or more samples could not be scored than allowed, where the same call continues.
+        ValueError: `check_score` fails, or too many samples could not be scored; the same call then continues.
         RuntimeError: Another job writes there, the storage cannot be used, or Spark gave up; finished parts are kept.
     """
     identity, complete = check_score(model, source, output, settings)
@@ -209,15 +209,15 @@ def score(
         begin(output, identity)
         if converted is not None:
             converted.keep(output)
-        for part in earlier.values():  # for the job that continues if this one is stopped
+        for part in earlier.values():  # for the job that continues if this one stops
             write_note(part, output, earlier=True)
-        if output.exists(FILE_NAME):  # a file of finished predictions is lost: only what is found counts from now on
+        if output.exists(FILE_NAME):  # a file of finished predictions is lost: only the found parts count from now on
             for part in found.values():
                 write_note(part, output)
             output.remove(FILE_NAME)
         if output.exists(DELTA_LOG_FILE):  # it names files that are lost or will change
             output.remove(DELTA_LOG_FILE)
-        remove_notes(output, set(files) - found.keys())  # a retry would take these parts for finished by old notes
+        remove_notes(output, set(files) - found.keys())  # otherwise a retry would see old markers and skip these parts
         if found:
             say(f"{len(found)} of {len(files)} parts are finished already")
         _write(spark, model, file, converted, source, output, settings, found, earlier, say, progress)
@@ -248,17 +248,17 @@ def score(
 def _check_rejected(
     rejected: Sequence[dict[str, str]], source: Source, output: Folder, settings: ScoreSettings
 ) -> None:
-    """Make sure that no more samples are rejected than allowed."""
+    """Make sure that at most the allowed part of the samples is rejected."""
     total = len(source.rejected) + sum(part.rows for part in source.parts)
     report = f"{redacted(str(output))}/{REJECTED_FILE}" if output.exists(REJECTED_FILE) else None
     check_rejected(rejected, total, "score.max_rejected_fraction", settings.max_rejected_fraction, report)
 
 
 def _may_have_moved(source: Source, output: Folder) -> bool:
-    """Whether predictions of an input with the same fingerprint are of this one, wherever it was then.
+    """Return whether predictions of an input with this fingerprint belong to this one, even if it has moved.
 
-    The fingerprint of a dataset covers its pixels. That of an archive covers the names of its files, which those of
-    another day may have too: they need the same sizes, and what is finished needs no other place.
+    The fingerprint of a dataset covers its pixels. That of an archive covers only the names of its files, and other
+    files can have the same names. So the sizes must be equal too, and finished predictions must have the same location.
     """
     if source.kind == DATASET:
         return True
@@ -269,9 +269,9 @@ def _may_have_moved(source: Source, output: Folder) -> bool:
 
 
 def scored_before(source: Source, output: Folder) -> Scored:
-    """Say what is in finished predictions, and remove what a job has left that ended after it had finished them."""
+    """Read the results of finished predictions, and remove the temporary files that their job left."""
     files = [part.file for part in source.parts]
-    with suppress(OSError, StorageError):  # who may only read them can draw a map of them too
+    with suppress(OSError, StorageError):  # a user who may only read them can still draw a map
         clean_up(output, files)
     found = find_written(output, files)
     return _scored(list(found.values()), source, output, new=0)
@@ -297,7 +297,7 @@ def _identity(model: ModelDescription, source: Source, settings: ScoreSettings) 
 
 
 def _settings(source: Source, settings: ScoreSettings, converted: ConvertedModel | None) -> dict[str, Any]:
-    """The settings of the job that finished the predictions; those that have no effect are left out."""
+    """Return the settings of the job that finished the predictions, without those that have no effect."""
     reference = settings.reference
     accepted = ("calibration_samples",) * (settings.runtime == "int8") + ("max_f1_drop",)
     return {
@@ -306,7 +306,7 @@ def _settings(source: Source, settings: ScoreSettings, converted: ConvertedModel
         "score.format": "delta" if settings.as_delta else "parquet",
         **({"launch.threads_per_worker": settings.threads} if settings.threads is not None else {}),
         **({f"score.{name}": getattr(reference, name) for name in accepted} if reference is not None else {}),
-        # Of a job that continues, those on which its converted model was accepted.
+        # If a job continues: the samples on which its converted model was accepted.
         **({"score.acceptance_samples": converted.acceptance.samples} if converted is not None else {}),
     }
 
@@ -328,8 +328,8 @@ def _write(
     say: Callable[[str], None],
     progress: Callable[[ScoreProgress], None],
 ) -> None:
-    """Score the parts that are not found, some of them again (`earlier`)."""
-    # In local mode the executor is this machine: where it can run the converted model, nothing needs Keras's.
+    """Score the parts that are not found; those in `earlier` are scored again."""
+    # In local mode the executor is this machine: if it can run the converted model, Keras is not needed.
     takes_keras = converted is None or not is_local_mode(spark) or why_unusable(settings.runtime) is not None
     with (
         _sent(spark, file if takes_keras else b"") as sent,
@@ -365,12 +365,12 @@ def _score_part(scorer: Scorer, item: tuple[Part, WrittenPart | None]) -> Writte
 
 @contextmanager
 def _sent(spark: SparkSession, file: bytes) -> Iterator[SentFile]:
-    """A file that each executor gets once, whoever can reach MLflow."""
+    """Send a file once to each executor, also to those that cannot reach MLflow."""
     sent = send(spark, file)
     try:
         yield sent
     finally:
-        with suppress(Exception):  # the JVM may have died, which is told by whoever needed it
+        with suppress(Exception):  # the JVM may have died; its user has reported that
             sent.destroy()
 
 
@@ -380,7 +380,7 @@ def _scored(parts: list[WrittenPart], source: Source, output: Folder, *, new: in
 
 
 def _check_apart(source: Source, output: Folder) -> None:
-    """Make sure that predictions are not written into what is scored, nor the other way round."""
+    """Make sure that neither of input and predictions contains the other."""
     if source.where == source.kind:  # an archive without files
         return
     found = relation(output, Folder.at(source.where))
@@ -391,7 +391,7 @@ def _check_apart(source: Source, output: Folder) -> None:
 
 
 class _Progress:
-    """Counts finished parts while the job runs, by the notes that they leave."""
+    """A counter of finished parts during the job, based on their markers."""
 
     def __init__(
         self,
@@ -406,6 +406,6 @@ class _Progress:
         self._output, self._progress = output, progress
 
     def look(self) -> None:
-        """Count what is finished now, and tell it."""
+        """Count the finished parts, and report the number."""
         done = sum(self._rows.get(name, 0) for name in self._output.names(PROGRESS_FOLDER))
         self._progress(ScoreProgress(self._found + done, self._total, self._found))

@@ -1,4 +1,4 @@
-"""What one Spark task scores: a shard of a dataset, or some samples of a raw archive, read batch by batch."""
+"""Samples that one Spark task scores: a shard of a dataset, or part of a raw archive, read batch by batch."""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -33,7 +33,7 @@ KNOWN_SCHEMA = pa.schema(
         pa.field("y0", pa.float64()),
     ]
 )
-"""What predictions repeat of their samples: the id, and where the image lies (as `columns.METADATA_SCHEMA`)."""
+"""Columns that predictions copy from their samples: id and location, as in `columns.METADATA_SCHEMA`."""
 _READS, _REMOTE_READS = 8, 32
 _Value = TypeVar("_Value")
 
@@ -45,15 +45,15 @@ class SampleBatch:
     images: dict[str, NDArray[np.generic]]
     """Images by group, `(batch size, height, width, bands)`: the known samples first, then padding."""
     known: pa.Table
-    """`KNOWN_SCHEMA`, a row for each sample."""
+    """Rows of `KNOWN_SCHEMA`, one for each sample."""
     rejected: list[dict[str, str]]
-    """Rows of `REJECTED_SCHEMA`: samples that were to be in this batch and cannot be read."""
+    """Rows of `REJECTED_SCHEMA`: samples of this batch that cannot be read."""
     targets: NDArray[np.uint8] | None = None
-    """Multi-hot, `(samples, classes)`; None where there is a rejected one, and of archives."""
+    """Multi-hot, `(samples, classes)`; None if a sample was rejected, and for archives."""
 
 
 class Part(Protocol):
-    """The samples of one file of predictions. It is small and picklable, because it is sent to the executors."""
+    """The samples of one file of predictions: a small object that is pickled and sent to the executors."""
 
     @property
     def file(self) -> str:
@@ -61,20 +61,20 @@ class Part(Protocol):
 
     @property
     def rows(self) -> int:
-        """Number of samples, those included that cannot be read."""
+        """Number of samples, including unreadable ones."""
 
     @property
     def unusable(self) -> tuple[dict[str, str], ...]:
-        """Rows of `REJECTED_SCHEMA`: those of the samples that are known not to be readable, and are not read."""
+        """Rows of `REJECTED_SCHEMA`: samples that are known to be unreadable and are therefore not read."""
 
     def batches(self, batch_size: int) -> Iterator[SampleBatch]:
-        """Read the samples in order, one batch ahead; every sample is in one batch, or among the rejected of one."""
+        """Read the samples in order, one batch ahead; every sample is in one batch, or rejected in one."""
 
     def can_read_any(self, ids: Collection[str]) -> bool:
-        """Whether any of these samples, which were rejected, can be read now."""
+        """Return whether any of these rejected samples can be read now."""
 
     def digest_of_sizes(self, without: Collection[str]) -> str | None:
-        """Compute a digest of the sizes of all files but those of some samples; None where no size is known."""
+        """Compute a digest of the sizes of all files except those of some samples; None if no size is known."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class DatasetPart:
     split: str
     dataset: Folder
     manifest: Manifest
-    """Names this shard alone."""
+    """Manifest with only this shard."""
     settings: ReaderSettings
 
     @property
@@ -98,7 +98,7 @@ class DatasetPart:
         """See `Part.batches`; a damaged row is rejected.
 
         Raises:
-            OSError, ValueError, RuntimeError: As `SplitReader`.
+            OSError, ValueError, RuntimeError: `SplitReader` fails.
         """
         if not self.rows:
             return
@@ -147,7 +147,7 @@ class DatasetPart:
         return SampleBatch(images, known.take(pa.array(good, pa.int64())), rejected)
 
     def _known(self) -> pa.Table:
-        """The plain columns of the shard that predictions repeat."""
+        """Return the plain columns of the shard that predictions copy."""
         shard = self.manifest.splits[self.split].shards[0]
         with self.dataset.open(shard.file) as file, pq.ParquetFile(file) as parquet:
             found = parquet.read(columns=KNOWN_SCHEMA.names)
@@ -235,7 +235,7 @@ def _known_samples(samples: pa.Table, georeferences: Sequence[Georeference | Non
 
 
 def _known_table(columns: dict[str, Any], rows: int) -> pa.Table:
-    """A table of `KNOWN_SCHEMA`; columns that are left out are null."""
+    """Build a table of `KNOWN_SCHEMA`; missing columns are null."""
     arrays = []
     for field in KNOWN_SCHEMA:
         values = columns.get(field.name)
@@ -249,7 +249,7 @@ def _known_table(columns: dict[str, Any], rows: int) -> pa.Table:
 
 
 def _one_ahead(reads: Iterable[Callable[[], _Value]]) -> Iterator[_Value]:
-    """Read one batch in a thread while the one before is scored; an error is raised where its batch is due."""
+    """Read one batch in a thread while the one before is scored; an error is raised when its batch is due."""
     with ThreadPoolExecutor(1, thread_name_prefix="groundswell-read") as pool:
         waiting = None
         for read in reads:

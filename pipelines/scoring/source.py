@@ -1,4 +1,4 @@
-"""What is scored as a whole: a dataset or a raw archive, its identity, and its parts."""
+"""The input of scoring, a dataset or a raw archive: its identity and its parts."""
 
 import hashlib
 import json
@@ -24,27 +24,27 @@ DATASET = "dataset"
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset or an archive, opened."""
+    """An opened dataset or archive."""
 
     where: str
-    """Its path or URL."""
+    """Path or URL of the input."""
     kind: str
-    """`DATASET`, or the kind of the archive."""
+    """Kind of the archive, or `DATASET`."""
     fingerprint: str
-    """Digest of its samples: another one means other samples. Of an archive's samples their names, splits and files
-    are part of it, and not what is known of them, which may change when a file is mended."""
+    """Digest of the samples: another digest means other samples. For an archive it covers names, splits and files, but
+    not other metadata, which may change when a file is repaired."""
     task: Task
     class_names: tuple[str, ...]
     groups: tuple[ImageGroup, ...]
     parts: tuple[Part, ...]
     rejected: tuple[dict[str, str], ...] = ()
-    """Rows of `REJECTED_SCHEMA`: what the archive's metadata holds and is no sample of any part."""
+    """Rows of `REJECTED_SCHEMA`: entries of the archive's metadata that are no sample of any part."""
     samples_per_file: int | None = None
     """Largest number of samples of a part of a raw archive."""
 
 
 def is_dataset(location: Folder) -> bool:
-    """Tell whether a folder is a prepared dataset."""
+    """Return whether a folder is a prepared dataset."""
     return location.exists(FILE_NAME)
 
 
@@ -52,13 +52,13 @@ def dataset_source(dataset: Folder, settings: ReaderSettings, splits: Collection
     """Open a prepared dataset: every shard is one part.
 
     Args:
-        dataset: The dataset.
-        settings: How rows are read.
+        dataset: Folder of the dataset.
+        settings: Settings for reading rows.
         splits: Names of the splits; None: all.
 
     Raises:
-        FileNotFoundError: There is none, or a shard is missing.
-        ValueError: There is no such split, or the manifest or a shard is damaged.
+        FileNotFoundError: The dataset or a shard is missing.
+        ValueError: A split does not exist, or the manifest or a shard is damaged.
         RuntimeError: The storage cannot be used.
     """
     manifest = read_manifest(dataset)
@@ -91,7 +91,7 @@ def archive_source(archive: Archive, *, samples_per_file: int) -> Source:
 
     Raises:
         FileNotFoundError: The archive or its metadata is missing.
-        ValueError: It is empty, or its metadata cannot be read.
+        ValueError: The archive is empty, or its metadata cannot be read.
         RuntimeError: The storage cannot be used.
     """
     if archive.root:
@@ -124,7 +124,7 @@ def archive_source(archive: Archive, *, samples_per_file: int) -> Source:
 
 
 def _without(samples: pa.Table, columns: Collection[str]) -> pa.Table:
-    """An index that does not tell some columns."""
+    """Return an index in which some columns are null or empty."""
     for name in columns:
         field = samples.schema.field(name)
         values = pa.nulls(len(samples), field.type) if field.nullable else pa.array([[]] * len(samples), field.type)
@@ -137,7 +137,7 @@ def _digest(identity: list[Any]) -> str:
 
 
 def _stream(table: pa.Table) -> bytes:
-    """A slice alone: pickled, it would take the whole table along."""
+    """Serialise a slice alone; its pickle would contain the whole table."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

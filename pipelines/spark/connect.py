@@ -1,6 +1,6 @@
-"""What a session of Spark Connect does in another way: it has no SparkContext, so no RDDs and no broadcast variables.
+"""Special code for sessions of Spark Connect, which have no SparkContext, so no RDDs and no broadcast variables.
 
-Preparation, evaluation and scoring need no more than this. Barrier stages cannot run there.
+Preparation, evaluation and scoring need nothing else. Barrier stages cannot run there.
 """
 
 import hashlib
@@ -21,24 +21,24 @@ _Value = TypeVar("_Value")
 
 
 class SentFile(Protocol):
-    """Bytes that every executor has got once: a broadcast variable of Spark, or a file of Spark Connect."""
+    """Bytes that every executor receives once: a broadcast variable of Spark, or a file of Spark Connect."""
 
     @property
     def value(self) -> bytes:
-        """The bytes."""
+        """The content."""
 
     def destroy(self) -> None:
-        """Remove them from the executors."""
+        """Remove the bytes from the executors."""
 
 
 def is_connect(spark: object) -> bool:
-    """Tell whether a session is one of Spark Connect."""
+    """Return whether a session belongs to Spark Connect."""
     # By name: importing Spark Connect needs gRPC, which a classic session does not.
     return any(kind.__module__.startswith("pyspark.sql.connect.") for kind in type(spark).__mro__)
 
 
 def send(spark: SparkSession, content: bytes) -> SentFile:
-    """Send bytes to every executor that asks for them, once."""
+    """Send bytes once to every executor that asks for them."""
     if not is_connect(spark):
         sent: SentFile = spark.sparkContext.broadcast(content)
         return sent
@@ -52,7 +52,7 @@ def send(spark: SparkSession, content: bytes) -> SentFile:
 
 @dataclass(frozen=True)
 class _Artifact:
-    """A file of a session of Spark Connect, which ends with the session."""
+    """A file of a Spark Connect session, which is removed with the session."""
 
     name: str
 
@@ -61,11 +61,11 @@ class _Artifact:
         return Path(SparkFiles.get(self.name)).read_bytes()
 
     def destroy(self) -> None:
-        """Do nothing: a session's files stay as long as the session."""
+        """Do nothing, because Spark Connect removes a session's files with the session."""
 
 
 def call_each(spark: SparkSession, items: Sequence[_Item], function: Callable[[_Item], _Value]) -> list[_Value]:
-    """Call a function for every item, on a session of Spark Connect, each in a partition of its own."""
+    """Call a function for every item on a session of Spark Connect, each in its own partition."""
     sent = [(number, cloudpickle.dumps(item)) for number, item in enumerate(items)]
     frame = spark.createDataFrame(sent, "number long, item binary").repartitionByRange(len(items), "number")
 

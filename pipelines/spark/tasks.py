@@ -1,4 +1,4 @@
-"""Independent Spark tasks, one for each item: cancelled by Ctrl-C, and errors that say what happened."""
+"""Independent Spark tasks, one for each item: Ctrl-C cancels them, and error messages say what happened."""
 
 import errno
 import re
@@ -24,7 +24,7 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 _Item = TypeVar("_Item")
 _Value = TypeVar("_Value")
 OWN_VERSION = imported_version()
-"""The code that executors must run as well: what the driver has imported."""
+"""Code version that the driver has imported; executors must run the same code."""
 _WORKER_DIED = "Python worker exited unexpectedly"
 
 
@@ -43,21 +43,21 @@ def run_tasks(
     less_memory: str,
     writes: bool = True,
 ) -> list[_Value]:
-    """Call a function for every item, each in a task of its own; Ctrl-C cancels the tasks.
+    """Call a function for every item, each in its own task; Ctrl-C cancels the tasks.
 
     Args:
         spark: The session, which may be one of Spark Connect.
-        items: Sent to the executors; may be none.
-        function: Called there, once for each item.
+        items: Values that are sent to the executors; may be empty.
+        function: Function that executors call once for each item.
         job: Verb of the command, for Spark's page and for messages.
-        folder: Where the tasks write, or read.
-        files: What each item writes or reads there, for messages.
+        folder: Folder that the tasks write or read.
+        files: Name of the file that each item writes or reads, for messages.
         less_memory: Setting that makes a task need less memory, for messages.
         writes: Whether the tasks leave finished files, from which the same command continues.
 
     Raises:
         LostWorkerError: A Python worker died.
-        RuntimeError: Spark gave up, or its JVM died; says why and how to continue.
+        RuntimeError: Spark gave up, or its JVM died; the message says why and how to continue.
     """
     if not items:
         return []
@@ -71,7 +71,7 @@ def run_tasks(
         except BaseException as error:
             future.set_exception(error)
 
-    # In a thread: Ctrl-C then finds the connection to the JVM free, and is no error of Py4J.
+    # In a thread, so that Ctrl-C finds the connection to the JVM free and causes no Py4J error.
     kind = threading.Thread if is_connect(spark) else InheritableThread
     thread = kind(target=collect, name=f"groundswell-{job}", daemon=True)
     thread.start()
@@ -101,24 +101,24 @@ def run_until_done(
     folder: Folder,
     less_memory: str,
 ) -> dict[str, _Value]:
-    """Call a function for every item by its file, as `run_tasks` does, and return the values by file.
+    """Call a function for every item as `run_tasks` does, and return the values by file.
 
-    In local mode Spark does not try a task again, and a dead Python worker ends the job of all tasks. What is not
-    finished is then tried again, as on a cluster.
+    In local mode Spark does not retry a task, and a dead Python worker ends the job of all tasks. This function then
+    retries the unfinished items, as a cluster does.
 
     Args:
         spark: The same as in `run_tasks`.
-        items: What is sent to the executors, by the file that each writes.
+        items: Values that are sent to the executors, by the file that each writes.
         function: The same as in `run_tasks`.
-        finished: Finds the values of those of some files that tasks have finished before the job was lost.
-        say: Called with a line about what is tried again.
+        finished: Function that finds the values of files that tasks finished before the job was lost.
+        say: Called with a line about each retry.
         job: The same as in `run_tasks`.
         folder: The same as in `run_tasks`.
         less_memory: The same as in `run_tasks`.
 
     Raises:
         LostWorkerError: A Python worker died, on a cluster or in the last attempt.
-        RuntimeError: Spark gave up, or its JVM died; says why and how to continue.
+        RuntimeError: Spark gave up, or its JVM died; the message says why and how to continue.
     """
     done: dict[str, _Value] = {}
     for attempt in range(1, ATTEMPTS + 1):
@@ -139,12 +139,12 @@ def run_until_done(
 
 @contextmanager
 def watched(look: Callable[[], None], *, name: str) -> Iterator[None]:
-    """Look at the progress of tasks once a second while the block runs, and once more at its end.
+    """Call `look` for the progress of tasks once a second while the block runs, and once more at its end.
 
-    A look at a storage that fails is left out: where it fails for long, it stops the tasks.
+    Storage errors of `look` are ignored: a longer outage stops the tasks themselves.
 
     Args:
-        look: Called in a thread.
+        look: Function that reads and reports the progress, called in a thread.
         name: Name of the thread.
     """
     ended = threading.Event()
@@ -173,7 +173,7 @@ def _call_each(
     drivers = OWN_VERSION
 
     def checked(item: _Item) -> _Value:
-        check_this_executor(drivers)  # shards are written by the driver's code, or not at all
+        check_this_executor(drivers)  # only the driver's code may write shards
         return function(item)
 
     if is_connect(spark):
@@ -199,14 +199,14 @@ def _explained(
     java = getattr(error, "java_exception", None)
     try:
         reason = str(java.getMessage() if java is not None else error)
-    except (Py4JError, OSError):  # it died in this moment
+    except (Py4JError, OSError):  # the JVM died just now
         return RuntimeError(f"Spark's JVM has died{_exit_of_jvm(spark)}; {kept}")
     if _WORKER_DIED in reason:
         return LostWorkerError(f"{_lost_worker(reason, files, less_memory)}; {kept}")
-    # The last line of the Python traceback in it says what happened: no space left, a lost executor.
+    # The last line of the Python traceback says what happened: no space left, a lost executor.
     lines = [line for line in reason.split("\n\n")[0].splitlines() if line.strip()]
     if "[Errno 28]" in reason or "No space left" in reason:
-        # What goes to a URL is written to a file of the executor first.
+        # A file for a URL is first written to the executor's disk.
         place = f"the disk of {folder}" if folder.is_local else "an executor's disk (TMPDIR)"
         return RuntimeError(f"No space left on {place}: make room; {kept}")
     return RuntimeError(f"Spark gave up: {lines[-1].strip()}; {kept}")
@@ -223,7 +223,7 @@ def _lost_worker(reason: str, files: list[str], less_memory: str) -> str:
 
 
 def is_local_mode(spark: SparkSession) -> bool:
-    """Whether the executor is the driver's own process; Spark then does not try a task again."""
+    """Return whether the executor is the driver's own process; Spark then does not retry tasks."""
     if is_connect(spark):
         return False
     master = spark.sparkContext.master or ""
@@ -231,7 +231,7 @@ def is_local_mode(spark: SparkSession) -> bool:
 
 
 def _jvm_lives(spark: SparkSession) -> bool:
-    if is_connect(spark):  # its JVM is the server's
+    if is_connect(spark):  # its JVM belongs to the server
         return True
     process = getattr(spark.sparkContext._gateway, "proc", None)
     return process is None or process.poll() is None

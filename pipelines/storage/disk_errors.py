@@ -1,4 +1,4 @@
-"""Errors of the disk that is written to, as one line that says how to continue."""
+"""Converts disk errors on writing into one line that says how to continue."""
 
 import errno
 from collections.abc import Iterator
@@ -9,15 +9,15 @@ from pipelines.storage.folder import Folder
 
 @contextmanager
 def disk_errors(folder: Folder, argument: str = "dataset.path") -> Iterator[None]:
-    """Say which folder cannot be written, and how to continue.
+    """Name the folder that cannot be written, and say how to continue.
 
     Args:
-        folder: What is written.
+        folder: Folder that is written to.
         argument: Name of the argument that chooses the folder, for the message.
 
     Raises:
         RuntimeError: The disk is full.
-        ValueError: The folder cannot be written, for lack of permission.
+        ValueError: The permission to write the folder is missing.
     """
     try:
         yield

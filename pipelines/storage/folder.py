@@ -1,4 +1,4 @@
-"""Folders on this machine's disks, or behind a URL that fsspec knows (an object store, HDFS)."""
+"""Folders on local disks, or behind a URL that fsspec knows (an object store, HDFS)."""
 
 import errno
 import glob
@@ -24,10 +24,10 @@ from fsspec.spec import AbstractFileSystem
 from pipelines.storage.locations import absolute_location, is_url
 from pipelines.storage.whole_files import sync_to_disk
 
-# An object appears whole when its upload ends. Elsewhere a file is written under another name and renamed.
+# An object appears when its upload ends. Elsewhere a file is written under another name and renamed.
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
 SECONDS_FOR_AN_ANSWER = 20.0
-"""How long a store may be silent when it is asked whether it is there."""
+"""Seconds without an answer after which a storage counts as unreachable, when its existence is checked."""
 _CHUNK = 1 << 22
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _HINTS = {
@@ -37,12 +37,12 @@ _HINTS = {
 
 
 class StorageError(RuntimeError):
-    """A storage that cannot be used: no such bucket, no answer, no credentials, no library."""
+    """A storage cannot be used: its bucket, answer, credentials or library is missing."""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder by its path or URL. It is small and picklable, because it is sent to the executors.
+    """A folder by its path or URL: a small object that is pickled and sent to the executors.
 
     Credentials come from where the storage's own library looks for them (environment, instance role), never from
     the URL, which is logged.
@@ -53,23 +53,23 @@ class Folder:
 
     @classmethod
     def at(cls, location: "str | Path | Folder") -> "Folder":
-        """The folder of a path, made absolute, or of a URL; `absolute_location` says which spellings there are.
+        """Return the folder of a path, made absolute, or of a URL; `absolute_location` lists the accepted spellings.
 
         Raises:
-            ValueError: The location cannot be used; says what is expected.
+            ValueError: The location cannot be used; the message says what is expected.
         """
         return location if isinstance(location, Folder) else cls(absolute_location(location))
 
     def check(self) -> None:
-        """Find out early, and within seconds, whether a remote folder can be used. It need not exist yet.
+        """Check early, and within seconds, that a remote folder can be used; it need not exist yet.
 
         Raises:
-            StorageError: There is no such bucket, nobody answers, or the credentials are missing or refused.
+            StorageError: The bucket does not exist, the storage does not answer, or credentials are missing or refused.
         """
         if self.is_local:
             return
         found: list[Exception | None] = []
-        # The libraries retry for minutes, which is right for a running job, but too long for its start.
+        # The libraries retry for minutes, which is right for a running job but too long for its start.
         asking = threading.Thread(target=lambda: found.append(self._ask()), daemon=True)
         asking.start()
         asking.join(SECONDS_FOR_AN_ANSWER)
@@ -85,7 +85,7 @@ class Folder:
         try:
             self.names()
             bucket = "/".join(self.url.split("/")[:3])
-            with suppress(PermissionError):  # a user of the folder may have no right to see the bucket
+            with suppress(PermissionError):  # a user of the folder may lack permission to see the bucket
                 if self._is_object_store() and not self._filesystem.exists(bucket):
                     return StorageError(f"{self}: there is no {bucket}; make it, or correct the URL")
         except StorageError as error:
@@ -101,7 +101,7 @@ class Folder:
 
     @contextmanager
     def _remote_errors(self) -> Iterator[None]:
-        """Turn the libraries' errors, some of which are no OSError, into one kind; what is absent stays absent."""
+        """Convert the libraries' errors to StorageError; errors about a missing file or folder are not converted."""
         try:
             yield
         except (*_ABSENT, StorageError):
@@ -113,7 +113,7 @@ class Folder:
 
     @property
     def is_local(self) -> bool:
-        """Whether files can be opened and renamed as local files."""
+        """Whether files are opened and renamed as local files."""
         return not is_url(self.url)
 
     @property
@@ -122,7 +122,7 @@ class Folder:
 
     @property
     def path(self) -> Path:
-        """The path of a local folder."""
+        """Path of a local folder."""
         assert self.is_local, self.url
         return Path(self.url)
 
@@ -131,20 +131,20 @@ class Folder:
         return self.url
 
     def __truediv__(self, name: str) -> "Folder":
-        """Give a folder in this one."""
+        """Return a folder in this one."""
         return Folder(f"{self.url}/{name}")
 
     def sibling(self, name: str) -> "Folder":
-        """Give a folder beside this one."""
+        """Return a folder beside this one."""
         return Folder(f"{self.url.rpartition('/')[0]}/{name}")
 
     @property
     def name(self) -> str:
-        """The last part of the path or URL."""
+        """Last part of the path or URL."""
         return self.url.rpartition("/")[2]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle the URL alone: an open filesystem has threads and sockets."""
+        """Pickle only the URL: an open filesystem has threads and sockets."""
         return {"url": self.url}
 
     @cached_property
@@ -152,7 +152,7 @@ class Folder:
         if self.is_local:
             return fsspec.filesystem("file")
         try:
-            return url_to_fs(self.url)[0]  # it has the URL's host and port, or Azure's account
+            return url_to_fs(self.url)[0]  # it knows the URL's host and port, or Azure's account
         except Exception as error:  # a native library that cannot be loaded, a name node that does not answer
             raise self._unusable(error) from error
 
@@ -160,12 +160,12 @@ class Folder:
         return f"{self.url}/{name}" if name else self.url
 
     def _listed(self, name: str) -> str:
-        """The path that the filesystem lists for a file or folder: it has no scheme, and on HDFS no host."""
+        """Return the path that the filesystem lists for a file or folder: without scheme, and on HDFS without host."""
         root = self.url if self.is_local else url_to_fs(self.url)[1]
         return f"{root}/{name}".rstrip("/")
 
     def read(self, name: str) -> bytes:
-        """Read the whole of one file.
+        """Read one whole file.
 
         Raises:
             FileNotFoundError: The file does not exist.
@@ -184,7 +184,7 @@ class Folder:
             try:
                 data: bytes = self._filesystem.cat_file(self._full(name), start=0, end=limit)
             except OSError:
-                if self.size(name) != 0:  # an empty object has no range at all
+                if self.size(name) != 0:  # an empty object has no valid range
                     raise
                 return b""
         return data
@@ -195,7 +195,7 @@ class Folder:
             return self._filesystem.open(self._full(name), "rb")
 
     def size(self, name: str) -> int | None:
-        """Give the bytes of one file; None if it does not exist."""
+        """Return the size of one file in bytes; None if it does not exist."""
         try:
             self._forget(name)
             with self._remote_errors():
@@ -205,7 +205,7 @@ class Folder:
         return int(info["size"]) if info["type"] == "file" else None
 
     def modified(self, name: str) -> datetime | None:
-        """Give the time when one file was written, by the storage's clock; None if it does not exist."""
+        """Return when one file was written, by the storage's clock; None if it does not exist."""
         try:
             self._forget(name)
             with self._remote_errors():
@@ -215,24 +215,24 @@ class Folder:
         return moment
 
     def exists(self, name: str = "") -> bool:
-        """Tell whether a file or folder exists; on an object store a folder exists if it has content."""
+        """Return whether a file or folder exists; on an object store a folder exists if it has content."""
         self._forget(name)
         with self._remote_errors():
             return bool(self._filesystem.exists(self._full(name)))
 
     def names(self, name: str = "") -> list[str]:
-        """List the names in a folder, sorted; an absent folder is empty."""
+        """List the names in a folder, sorted; a missing folder is empty."""
         return sorted(name for name, _, _ in self.entries(name))
 
     def entries(self, name: str = "") -> list[tuple[str, bool, int]]:
-        """List a folder: name, whether it is a folder, and bytes of each entry; an absent folder is empty."""
+        """List a folder: name, whether it is a folder, and size in bytes of each entry; a missing folder is empty."""
         self._forget(name)
         try:
             with self._remote_errors():
                 found = self._filesystem.ls(self._full(name), detail=True)
         except _ABSENT:
             return []
-        # A file's listing is the file itself, and an object store may hold an empty object for the folder.
+        # The listing of a file contains the file itself, and an object store may hold an empty object for the folder.
         own = self._listed(name)
         return [
             (info["name"].rstrip("/")[len(own) + 1 :], info["type"] == "directory", int(info["size"] or 0))
@@ -241,7 +241,7 @@ class Folder:
         ]
 
     def files(self) -> dict[str, int]:
-        """List every file in this folder and in those below it: path relative to the folder -> bytes.
+        """List every file in this folder and its subfolders: path relative to the folder -> size in bytes.
 
         Symbolic links are listed, not followed.
         """
@@ -256,7 +256,7 @@ class Folder:
             links = [folder for folder in folders if Path(parent, folder).is_symlink()]
             for name in (*names, *links):
                 path = Path(parent, name)
-                with suppress(FileNotFoundError):  # removed in this moment
+                with suppress(FileNotFoundError):  # removed just now
                     sizes[str(path.relative_to(self.path))] = path.lstat().st_size
         return sizes
 
@@ -266,13 +266,13 @@ class Folder:
             self._filesystem.makedirs(self._full(name), exist_ok=True)
 
     def write(self, name: str, data: bytes, *, flush: bool = True) -> None:
-        """Write one file completely or not at all; `flush` as in `new_file`."""
+        """Write one file atomically; `flush` as in `new_file`."""
         with self.new_file(name, flush=flush) as path:
             path.write_bytes(data)
 
     @contextmanager
     def new_file(self, name: str, *, flush: bool = True) -> Iterator[Path]:
-        """Yield a local path to write to. Without an error, its content becomes the file, at once, at the end.
+        """Yield a local path to write to; if the block succeeds, its content becomes the file atomically.
 
         Args:
             name: Name of the file.
@@ -295,12 +295,12 @@ class Folder:
                 self._upload(Path(folder, "file"), self._full(name))
 
     def put(self, file: Path, name: str) -> None:
-        """Make one remote file from a local one, at once, and compare what has arrived.
+        """Upload one local file atomically, and check the stored content.
 
-        Object stores tell the MD5 sum of most objects. Where they do not, the file is read back.
+        Object stores report the MD5 sum of most objects. Where they do not, the file is read back.
 
         Raises:
-            OSError: What has arrived differs; nothing is left of it.
+            OSError: The stored content differs; it is removed.
             StorageError: The storage cannot be used.
         """
         with self._remote_errors():
@@ -326,7 +326,7 @@ class Folder:
         return True
 
     def remove(self, name: str = "") -> None:
-        """Remove a file, or a folder with its content; an absent one is no error."""
+        """Remove a file, or a folder with its content; a missing one is no error."""
         if self.is_local:
             path = Path(self._full(name))
             if path.is_dir() and not path.is_symlink():
@@ -340,7 +340,7 @@ class Folder:
             if not glob.has_magic(full):
                 self._filesystem.rm(full, recursive=True)
                 return
-            # As a pattern it would name other files than this one.
+            # The name could match other files as a pattern.
             for found in sorted(self._filesystem.find(full, withdirs=not self._is_object_store()), reverse=True):
                 self._filesystem.rmdir(found) if self._filesystem.isdir(found) else self._filesystem.rm_file(found)
             if not self._is_object_store() and self._filesystem.isdir(full):
@@ -362,7 +362,7 @@ class Folder:
         return self._scheme in _OBJECT_STORES
 
     def _forget(self, name: str) -> None:
-        """Forget the listings that fsspec keeps, because other processes write here too."""
+        """Clear the listings that fsspec caches, because other processes write here too."""
         if not self.is_local:
             self._filesystem.invalidate_cache()
 

@@ -1,7 +1,7 @@
-"""One job at a time where files cannot be locked: a small object that its owner keeps fresh.
+"""Allows one job at a time where files cannot be locked: each job refreshes a small object, its lease.
 
-Each job writes a lease under a name of its own and then lists all of them: whatever the order, of two jobs at least
-one sees the other. Ages are measured by the storage's clock.
+Each job writes a lease under its own name and then lists all leases. So at least one of two jobs sees the other, in
+any order. Ages are measured by the storage's clock.
 """
 
 import json
@@ -20,7 +20,7 @@ from pipelines.storage.folder import Folder
 from pipelines.storage.locations import redacted_traceback
 
 PROGRESS_FOLDER = "_progress"
-"""Where a job keeps what it knows of its unfinished result, in the folder that it writes."""
+"""Folder in a job's output folder for the state of its unfinished result."""
 LEASE_PREFIX = "lease-"
 REFRESH_SECONDS = 10.0
 DEAD_SECONDS = 60.0
@@ -30,10 +30,10 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def lease(folder: Folder, inside: str) -> Iterator[str]:
-    """Hold a folder; yields the path of the lease in it, `<inside>/lease-<random id>.json`.
+    """Hold a folder; yield the path of the lease in it, `<inside>/lease-<random id>.json`.
 
-    A lease is dead when it was not refreshed for `DEAD_SECONDS`, or at once when its process ran on this machine and
-    is gone.
+    A lease is dead if it was not refreshed for `DEAD_SECONDS`, or at once if its process ran on this machine and has
+    ended.
 
     Raises:
         RuntimeError: Another job holds the folder.
@@ -44,7 +44,7 @@ def lease(folder: Folder, inside: str) -> Iterator[str]:
     kept = threading.Event()
     thread = None
     try:
-        # Told before they are removed: who was taken for dead may live and be about to write its lease again.
+        # First list the dead leases in ours, then delete them: an owner that only looked dead may rewrite its lease.
         dead_ones = _dead_ones(folder, inside, name)
         content = json.dumps(owner | {_REPLACES: dead_ones}).encode()
         folder.write(name, content)
@@ -61,15 +61,15 @@ def lease(folder: Folder, inside: str) -> Iterator[str]:
             thread.join()
         try:
             folder.remove(name)
-        except (OSError, RuntimeError) as error:  # what happened before is told, and not this
+        except (OSError, RuntimeError) as error:  # an earlier error must not be hidden by this one
             _log.warning("%s cannot be removed (%s): the folder is free again in %g s", name, error, DEAD_SECONDS)
 
 
 def check_held(folder: Folder, inside: str) -> None:
-    """Make sure that no other job took this one for dead, before what cannot be taken back.
+    """Make sure, before a step that cannot be undone, that no other job has replaced this one's lease.
 
     Raises:
-        RuntimeError: One did.
+        RuntimeError: Another job has replaced it.
     """
     own = {"pid": os.getpid(), "machine": _machine()}
     if not any(own.items() <= owner.items() for owner in _valid(folder, inside).values()):
@@ -79,7 +79,7 @@ def check_held(folder: Folder, inside: str) -> None:
 
 
 def _valid(folder: Folder, inside: str) -> dict[str, dict[str, Any]]:
-    """Owners by lease, of the leases that no other one replaces."""
+    """Return the owners by lease, without replaced leases."""
     names = [name for name in folder.names(inside) if name.startswith(LEASE_PREFIX)]
     leases = {name: _owner(folder, f"{inside}/{name}") for name in names}
     replaced = {name for owner in leases.values() for name in owner.get(_REPLACES, [])}
@@ -87,7 +87,7 @@ def _valid(folder: Folder, inside: str) -> dict[str, dict[str, Any]]:
 
 
 def _dead_ones(folder: Folder, inside: str, own: str) -> list[str]:
-    """The names of the leases of jobs that have ended; refuses where one lives."""
+    """Return the names of the leases of jobs that have ended; raise an error if another job is running."""
     dead = []
     now = folder.modified(own)
     for other in folder.names(inside):
@@ -95,7 +95,7 @@ def _dead_ones(folder: Folder, inside: str, own: str) -> list[str]:
         if path == own or not other.startswith(LEASE_PREFIX):
             continue
         written = folder.modified(path)
-        if now is None or written is None:  # gone in this moment
+        if now is None or written is None:  # removed just now
             continue
         age = (now - written).total_seconds()
         owner = _owner(folder, path)
@@ -118,12 +118,12 @@ def _owner(folder: Folder, path: str) -> dict[str, Any]:
 
 
 def _ended(owner: dict[str, Any]) -> bool:
-    """Whether the process was one of this machine and is not there any more."""
+    """Return whether the process ran on this machine and has ended."""
     return owner.get("machine") == _machine() and not is_process(owner.get("pid"))
 
 
 def _machine() -> str:
-    """This boot of this machine, and which process numbers count: those of a container are its own."""
+    """Return an id of this boot and of the process namespace, because a container has its own process numbers."""
     return boot() + namespace("pid")
 
 
@@ -132,8 +132,8 @@ def _keep(folder: Folder, name: str, owner: bytes, ended: threading.Event) -> No
     refreshed = time.monotonic()
     while not ended.wait(REFRESH_SECONDS):
         try:
-            # By the list of leases: where a disk does not answer, this is an error, and a file seems not to exist.
-            if own not in _valid(folder, inside):  # taken for dead by another job, which goes on
+            # Read the list of leases: on a disk that does not answer this raises an error, while a file seems missing.
+            if own not in _valid(folder, inside):  # another job took this one for dead, and continues
                 return
             folder.write(name, owner)
             refreshed = time.monotonic()

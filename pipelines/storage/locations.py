@@ -1,4 +1,4 @@
-"""Turns the usual spellings of a path or URL into one, and removes passwords from texts."""
+"""Converts the usual spellings of a path or URL to one, and removes passwords from texts."""
 
 import os
 import re
@@ -12,8 +12,8 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(/+)(.*)", re.DOTALL)
 _KNOWN_WITHOUT_SLASH = re.compile(r"(file|dbfs|s3|s3a|gs|gcs|abfs|abfss|az|hdfs):(?!/)", re.IGNORECASE)
 _WINDOWS_DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
-# A password begins at a colon before the first slash, and may hold slashes and further @ itself. A name alone before
-# the first @ is a token, but of Azure's URLs it is the container.
+# A password follows a colon before the first slash, and may itself contain slashes and @. A name alone before the
+# first @ is a token; in Azure's URLs it is the container.
 _CREDENTIALS = re.compile(r"//(?:[^\s/:@]*:\S*|(?<!abfs://)(?<!abfss://)[^\s/]*)@")
 _SECRET_IN_QUERY = re.compile(
     r"([?&;][^=&;\s]*(?:token|passw|pwd|secret|key|signature|sig|credential|auth)[^=&;\s]*=)[^&;\s'\"]+", re.IGNORECASE
@@ -30,22 +30,22 @@ _PACKAGES = {
     "sftp": "paramiko",
     "ssh": "paramiko",
 }
-"""Distribution that fsspec needs for a scheme, where our own dependencies do not bring it."""
+"""Distribution that fsspec needs for a scheme and that is not one of our own dependencies."""
 DBFS = Path("/dbfs")
 VOLUMES = Path("/Volumes")
-"""Where Databricks mounts its two file systems."""
+"""Folders where Databricks mounts its two file systems."""
 
 
 def absolute_location(location: str | Path, before: str = "") -> str:
-    """Give a folder's absolute path, or its URL with a scheme that can be used, from any usual spelling.
+    """Return a folder's absolute path, or its URL with a usable scheme, from any usual spelling.
 
-    `~`, `$NAME` and `${NAME}` are expanded; an absolute `Path` is taken as it is. `file:/x` and `file:///x` are the
+    `~`, `$NAME` and `${NAME}` are expanded; an absolute `Path` is not changed. `file:/x` and `file:///x` are the
     path `/x`. `dbfs:/x` is `/dbfs/x`, and `dbfs:/Volumes/x` is `/Volumes/x`, where Databricks mounts them. A scheme
-    is put into lower case. A path may not look like a URL by mistake: `s3:/bucket/x` is an error and not a folder
+    is put into lower case. A path must not look like a URL by mistake: `s3:/bucket/x` is an error and not a folder
     `s3:`; write `./s3:/x` for such a folder.
 
     Args:
-        location: What was typed.
+        location: Path or URL that the user typed.
         before: Text before the message of an error, such as "dataset.path: ".
 
     Raises:
@@ -80,14 +80,14 @@ def _absolute(location: str | Path) -> str:
 
 
 def absolute_path(setting: str, location: str | Path) -> str:
-    """Give an absolute path of this machine, for a setting that cannot be a URL; spelt as in `absolute_location`.
+    """Return a local absolute path, for a setting that cannot be a URL; spelt as in `absolute_location`.
 
     Args:
-        setting: Its name, for the message.
-        location: Its value.
+        setting: Name of the setting, for the message.
+        location: Value of the setting.
 
     Raises:
-        ValueError: As `absolute_location`, or it is a URL.
+        ValueError: `absolute_location` refuses it, or it is a URL.
     """
     found = absolute_location(location, f"{setting}: ")
     if is_url(found):
@@ -99,16 +99,16 @@ def absolute_path(setting: str, location: str | Path) -> str:
 
 
 def local_path(location: str | Path, argument: str = "") -> Path:
-    """Give the path of a file or folder of this machine, spelt as in `absolute_location`.
+    """Return the path of a local file or folder, spelt as in `absolute_location`.
 
-    A plain path stays as it was written, so that messages show what was typed; all other spellings become absolute.
+    A plain path is not changed, so that messages show what was typed; all other spellings become absolute.
 
     Args:
-        location: What was typed.
-        argument: Name of the argument, for the message; empty: the caller puts it in front.
+        location: Path that the user typed.
+        argument: Name of the argument, for the message; empty if the caller adds it.
 
     Raises:
-        ValueError: As `absolute_location`, or it is a URL.
+        ValueError: `absolute_location` refuses it, or it is a URL.
     """
     name = f"{argument} " if argument else ""
     found = absolute_location(location, name)
@@ -119,17 +119,17 @@ def local_path(location: str | Path, argument: str = "") -> Path:
 
 
 def is_url(location: str) -> bool:
-    """Tell whether an absolute location is a URL and not a path."""
+    """Return whether an absolute location is a URL and not a path."""
     return "://" in location
 
 
 def redacted(text: str) -> str:
-    """A text with the user name, password or token of every URL in it, also in its query, replaced by `***`."""
+    """Replace user name, password and token of every URL in a text, also those in its query, by `***`."""
     return _SECRET_IN_QUERY.sub(r"\1***", _CREDENTIALS.sub("//***@", text))
 
 
 def redacted_traceback() -> str:
-    """The traceback of the exception that is being handled, for a log: without secrets, as `redacted`."""
+    """Return the traceback of the current exception for a log, `redacted`."""
     return redacted(traceback.format_exc().rstrip())
 
 
@@ -160,7 +160,7 @@ def _file_path(text: str, slashes: str, rest: str) -> str:
 
 
 def _databricks_path(text: str, rest: str) -> str:
-    """The mount of a DBFS path: Spark alone knows `dbfs:`, all other programs read the mount."""
+    """Return the mount of a DBFS path: only Spark knows `dbfs:`, all other programs read the mount."""
     in_volumes = rest.startswith("Volumes/")
     mount, inner = (VOLUMES, rest.removeprefix("Volumes/")) if in_volumes else (DBFS, rest)
     if not mount.is_dir():
@@ -186,7 +186,7 @@ def _refuse_password(text: str) -> None:
     try:
         holds_password = parts.password is not None
         _ = parts.port
-    except ValueError:  # a password with a slash ends the host early, and what is left is no port
+    except ValueError:  # a password with a slash ends the host early, and the rest is not a port
         holds_password = True
     if holds_password:
         raise ValueError(f"{redacted(text)}: a URL may not hold a password: give credentials in the environment")

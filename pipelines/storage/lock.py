@@ -1,4 +1,4 @@
-"""One job at a time writes a dataset."""
+"""Allows one job at a time to write a dataset."""
 
 import errno
 import fcntl
@@ -14,16 +14,16 @@ from pipelines.storage.whole_files import NO_LOCKS
 
 
 def followed(folder: Folder) -> Folder:
-    """Give the folder that a symbolic link leads to: its neighbours are on the same disk."""
+    """Return the folder that a symbolic link refers to: its neighbours are on the same disk."""
     return Folder(str(folder.path.resolve())) if folder.is_local and folder.path.is_symlink() else folder
 
 
 @contextmanager
 def hold(dataset: Folder) -> Iterator[Callable[[], None]]:
-    """Hold a dataset for writing; yields a function that raises RuntimeError where another job has taken it over.
+    """Hold a dataset for writing; yield a function that raises RuntimeError if another job has taken it over.
 
     On local disks this is a locked file beside the dataset. Behind a URL, and where files cannot be locked, it is a
-    lease that its owner keeps fresh. A folder is the same one by every link that leads to it.
+    lease that its owner refreshes. All links to a folder share one lock.
 
     Raises:
         RuntimeError: Another job is writing the dataset.
@@ -47,36 +47,36 @@ def _hold_local(path: Path, dataset: Folder) -> Iterator[Callable[[], None]]:
             with lease(parent, inside):
                 yield lambda: check_held(parent, inside)
         finally:
-            with suppress(OSError):  # another job's lease is in it
+            with suppress(OSError):  # the folder holds another job's lease
                 (path.parent / inside).rmdir()
         return
     with lock:
         try:
             yield lambda: None
         finally:
-            # Removed while it is locked: who waits for this file finds that its name is gone, and makes another.
+            # Removed while locked: a process that waits for the lock sees that the file is deleted and makes a new one.
             path.unlink(missing_ok=True)
 
 
 @contextmanager
 def _parents(path: Path) -> Iterator[None]:
-    """Make the folders on the way to a file; those in which nothing was written are removed again."""
+    """Make the parent folders of a file; folders that stay empty are removed again."""
     absent = [parent for parent in path.parents if not parent.exists()]
     try:
         yield
     finally:
         for parent in absent:
-            with suppress(OSError):  # the dataset is in it
+            with suppress(OSError):  # the folder holds the dataset
                 parent.rmdir()
 
 
 def _take(path: Path, dataset: Folder) -> IO[str] | None:
-    """Lock the file; None where the file system has no locks."""
+    """Lock the file; return None if the file system has no locks."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             lock = path.open("w")
-        except FileNotFoundError:  # a job that failed has removed the folder that it had made
+        except FileNotFoundError:  # a failed job has removed the folder that it had made
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -90,7 +90,7 @@ def _take(path: Path, dataset: Folder) -> IO[str] | None:
             raise
         if _is_at(lock, path):
             return lock
-        lock.close()  # the job that held it has removed it
+        lock.close()  # the previous holder has removed the file
 
 
 def _is_at(file: IO[str], path: Path) -> bool:

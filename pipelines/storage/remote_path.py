@@ -1,4 +1,4 @@
-"""A file or folder behind a URL with those of `pathlib.Path`'s methods that whole files need."""
+"""A file or folder behind a URL with the methods of `pathlib.Path` that whole files need."""
 
 import fnmatch
 import shutil
@@ -15,7 +15,7 @@ from pipelines.storage.locations import is_url
 
 @dataclass(frozen=True, order=True)
 class RemotePath:
-    """A file or folder behind a URL: files are written whole, read at any place, listed and removed."""
+    """A file or folder behind a URL: files are written whole, read at any position, listed and removed."""
 
     url: str
     """`scheme://...` without a slash at its end."""
@@ -25,64 +25,64 @@ class RemotePath:
         return self.url
 
     def __truediv__(self, name: str) -> "RemotePath":
-        """Give what has this name, or path, below."""
+        """Return the file or folder with this name, or path, below this one."""
         return RemotePath(f"{self.url}/{name}")
 
     @property
     def name(self) -> str:
-        """The last part of the URL."""
+        """Last part of the URL."""
         return self.url.rpartition("/")[2]
 
     @property
     def stem(self) -> str:
-        """The name without its last ending."""
+        """Name without its last suffix."""
         return Path(self.name).stem
 
     @property
     def parent(self) -> "RemotePath":
-        """The folder that holds it."""
+        """Folder that contains this file or folder."""
         return RemotePath(self.url.rpartition("/")[0])
 
     @property
     def folder(self) -> Folder:
-        """The same as a folder."""
+        """The same location as a `Folder`."""
         return Folder(self.url)
 
     def with_name(self, name: str) -> "RemotePath":
-        """Give what is beside it."""
+        """Return the file or folder with this name beside this one."""
         return self.parent / name
 
     def is_file(self) -> bool:
-        """Tell whether it is a file that exists."""
+        """Return whether this is an existing file."""
         return self.size() is not None
 
     def is_dir(self) -> bool:
-        """Tell whether it is a folder with content."""
+        """Return whether this is a folder with content."""
         return bool(self.folder.names())
 
     def size(self) -> int | None:
-        """Give the bytes of a file; None where there is none."""
+        """Return the size of the file in bytes; None if it does not exist."""
         return self.parent.folder.size(self.name)
 
     def glob(self, pattern: str) -> Iterator["RemotePath"]:
-        """Give what the folder holds of this pattern."""
+        """Return the entries of the folder that match a pattern."""
         return (self / name for name in self.folder.names() if fnmatch.fnmatchcase(name, pattern))
 
     def open(self, mode: Literal["rb"] = "rb") -> Any:
-        """Open a file for reading at any place."""
+        """Open the file for reading at any position."""
         return self.parent.folder.open(self.name)
 
     def put(self, file: Path) -> None:
-        """Make a file whole from a local one, and compare what has arrived.
+        """Upload a local file atomically, and check the stored content.
 
         Raises:
-            OSError: What has arrived differs; nothing is left of it.
+            OSError: The stored content differs; it is removed.
             StorageError: The storage cannot be used.
         """
         self.parent.folder.put(file, self.name)
 
     def touch(self) -> None:
-        """Make an empty file."""
+        """Create an empty file."""
         self.parent.folder.write(self.name, b"")
 
     def mkdir(self, *, parents: bool, exist_ok: bool) -> None:
@@ -95,7 +95,7 @@ class RemotePath:
         """Remove a file.
 
         Raises:
-            FileNotFoundError: There is none.
+            FileNotFoundError: The file does not exist.
         """
         if not missing_ok and not self.is_file():
             raise FileNotFoundError(self.url)
@@ -103,21 +103,21 @@ class RemotePath:
 
 
 AnyPath = Path | RemotePath
-"""A file or folder, of this machine or behind a URL."""
+"""A local or remote file or folder."""
 
 
 def any_path(location: str) -> AnyPath:
-    """Give the path of an absolute location."""
+    """Return the local or remote path of an absolute location."""
     return RemotePath(location) if is_url(location) else Path(location)
 
 
 def fetch(source: RemotePath, target: Path, *, without: str = "") -> None:
-    """Copy all files below a remote folder, if there are any, to a local one.
+    """Copy all files below a remote folder, if any, to a local one.
 
     Args:
-        source: The remote folder.
-        target: The local one; files of the same names are replaced.
-        without: Name of a folder in it that is left out.
+        source: Remote folder.
+        target: Local folder; files with the same names are replaced.
+        without: Name of a subfolder to leave out.
     """
     folder = source.folder
     for name in folder.files():
@@ -129,16 +129,16 @@ def fetch(source: RemotePath, target: Path, *, without: str = "") -> None:
 
 
 def publish(source: Path, target: RemotePath, *, mirrors: str = "") -> None:
-    """Copy the files of a local folder, as they are now, to a remote one.
+    """Copy the current files of a local folder to a remote one.
 
     Args:
-        source: The local folder, which may be absent.
-        target: The remote folder.
-        mirrors: Name of a folder in it that is all ours: files there that the local one lacks are removed. Empty: the
-            whole remote folder is. What others have put beside it stays.
+        source: Local folder, which may be missing.
+        target: Remote folder.
+        mirrors: Name of a subfolder that is all ours: its files without a local counterpart are removed. Empty: this
+            applies to the whole remote folder. Files that others put beside it stay.
 
     Raises:
-        OSError: What has arrived differs.
+        OSError: The stored content differs.
         StorageError: The storage cannot be used.
     """
     folder = target.folder
@@ -149,6 +149,6 @@ def publish(source: Path, target: RemotePath, *, mirrors: str = "") -> None:
     with tempfile.TemporaryDirectory(prefix="groundswell-") as copies:
         copy = Path(copies, "file")
         for name in sorted(ours):
-            with suppress(FileNotFoundError):  # a thread has delivered it meanwhile
+            with suppress(FileNotFoundError):  # another thread has already delivered it
                 shutil.copyfile(source / name, copy)
                 folder.put(copy, name)

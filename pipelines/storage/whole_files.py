@@ -1,6 +1,6 @@
-"""Files that are written whole; also on storage that takes no others, as a volume of Databricks.
+"""Writes whole files, also to storage that accepts nothing else, such as a Databricks volume.
 
-Such storage refuses seeks in a file, appends and locks.
+Such storage refuses seeks, appends and locks.
 """
 
 import errno
@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
-"""What `flock` answers on a file system that has no locks, such as NFS without its lock daemon."""
+"""Errors of `flock` on a file system without locks, such as NFS without its lock daemon."""
 _CHUNK = 1 << 22
 
 
 @cache
 def takes_whole_files_only(folder: Path) -> bool:
-    """Try whether files of a folder can be changed; the folder is created.
+    """Test whether files of a folder accept only whole writes; the folder is created.
 
     Returns:
-        True also where nothing can be written at all, which the first file then finds out.
+        True also if nothing can be written at all; writing the first file then fails.
     """
     probe = folder / f".probe.{uuid.uuid4().hex}"
     try:
@@ -45,10 +45,10 @@ def takes_whole_files_only(folder: Path) -> bool:
 
 @contextmanager
 def os_errors_as(kind: type[Exception], text: str) -> Iterator[None]:
-    """Turn what the system refuses within the block into one line: a text, and the system's reason.
+    """Convert errors of the operating system within the block to one line: a text, and the system's reason.
 
     Raises:
-        Exception: Of the given kind.
+        Exception: An error of the given kind.
     """
     try:
         yield
@@ -57,9 +57,9 @@ def os_errors_as(kind: type[Exception], text: str) -> Iterator[None]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file completely or not at all: the one before is replaced at once.
+    """Write a file atomically, and replace the existing one.
 
-    A link stays, and what it leads to is replaced. Into what is no file, such as `/dev/stdout`, it is written.
+    A link stays, and its target is replaced. Special files, such as `/dev/stdout`, are written to directly.
 
     Raises:
         OSError: The folder does not exist or is not writable.
@@ -80,10 +80,10 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def sync_to_disk(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk.
+    """Wait until a file, or the names in a folder, are stored on the disk.
 
     Raises:
-        OSError: It is not there, or the disk has an error.
+        OSError: The path does not exist, or the disk has an error.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -93,10 +93,10 @@ def sync_to_disk(path: Path) -> None:
 
 
 def copy_whole(file: BinaryIO, target: Path) -> None:
-    """Write the bytes of an open local file to `target` from its first to its last, read them back and compare.
+    """Write an open local file sequentially to `target`, read the result back and compare.
 
     Raises:
-        OSError: The file cannot be written, or what was read back differs.
+        OSError: The file cannot be written, or the content that was read back differs.
     """
     file.seek(0)
     sent = 0
@@ -116,10 +116,10 @@ def copy_whole(file: BinaryIO, target: Path) -> None:
 
 
 def copy_folder(source: Path, target: Path) -> None:
-    """Make the files under `target` those under `source`, whole; what is not under `source` is removed.
+    """Make the files under `target` equal to those under `source`; all others are removed.
 
     Raises:
-        OSError: As `copy_whole`.
+        OSError: `copy_whole` fails.
     """
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted(target.rglob("*"), reverse=True):
@@ -135,11 +135,11 @@ def copy_folder(source: Path, target: Path) -> None:
 
 
 def fetch_folder(source: Path, target: Path) -> None:
-    """Copy what is under `source`, if it exists, to the local folder `target`."""
+    """Copy everything under `source`, if it exists, to the local folder `target`."""
     if source.is_dir():
         shutil.copytree(source, target, dirs_exist_ok=True)
 
 
 def _is_text(path: Path) -> bool:
-    """Whether a file may have been changed without another size; the others are written once."""
+    """Return whether a file may change without a change of size; other files are written once."""
     return path.suffix == ".jsonl"

@@ -1,4 +1,4 @@
-"""Class names of the archives; their order fixes what a class index means."""
+"""Class names of the archives; their order defines the class indices."""
 
 BIGEARTHNET_19 = (
     "Agro-forestry areas",
@@ -21,9 +21,9 @@ BIGEARTHNET_19 = (
     "Transitional woodland, shrub",
     "Urban fabric",
 )
-"""The 19 classes of BigEarthNet, alphabetical: the order in which the v2.0 metadata lists a patch's labels.
+"""The 19 classes of BigEarthNet in alphabetical order, as the v2.0 metadata lists a patch's labels.
 
-Other software orders the same names by their CORINE code, so an index means nothing without its list of names.
+Other software orders the names by their CORINE code, so an index has no meaning without its list of names.
 
 Source: Sumbul et al., "BigEarthNet-MM", 2021 (the classes); Clasen et al., "reBEN", 2024 (v2.0).
 """
@@ -80,7 +80,7 @@ BIGEARTHNET_43 = tuple(_CORINE_TO_19)
 """The 43 classes of CORINE Land Cover 2018, level 3, that occur in BigEarthNet v1.0, by their CORINE code."""
 
 TO_19 = tuple(None if name is None else BIGEARTHNET_19.index(name) for name in _CORINE_TO_19.values())
-"""The place in `BIGEARTHNET_19` of each of the 43 classes, or None: 11 classes have no counterpart.
+"""Index in `BIGEARTHNET_19` of each of the 43 classes, or None: 11 classes have no counterpart.
 
 Source: Sumbul et al., "BigEarthNet-MM", 2021.
 """

@@ -1,4 +1,4 @@
-"""Code for both versions of BigEarthNet: image groups, names, and a patch as a folder with one GeoTIFF per band."""
+"""Code for both versions of BigEarthNet: image groups, names, and patches as folders with one GeoTIFF per band."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,9 +28,9 @@ _DATE_IN_ID = (len("S2A_MSIL2A_"), len("S2A_MSIL2A_20170613"))
 
 
 def dates_and_seasons(ids: pa.Array | pa.ChunkedArray) -> dict[str, pa.Array | pa.ChunkedArray]:
-    """The columns `acquisition_date` and `season` of patches, by the sensing time in their ids.
+    """Return the columns `acquisition_date` and `season` of patches, from the sensing time in their ids.
 
-    Seasons are the meteorological ones of the northern hemisphere, where all patches are: winter is December to
+    Seasons are the meteorological ones of the northern hemisphere, where all patches are. Winter is December to
     February, spring March to May, summer June to August, autumn September to November.
 
     Args:
@@ -44,7 +44,7 @@ def dates_and_seasons(ids: pa.Array | pa.ChunkedArray) -> dict[str, pa.Array | p
 
 
 def flag_lists(snow: pa.Array, cloud_or_shadow: pa.Array) -> pa.ListArray:
-    """The column `flags` of patches; null where one of the two is unknown.
+    """Return the column `flags` of patches; null where one of the two is unknown.
 
     Args:
         snow: Booleans, one per patch.
@@ -55,7 +55,7 @@ def flag_lists(snow: pa.Array, cloud_or_shadow: pa.Array) -> pa.ListArray:
     marked = np.stack(columns, axis=1) & known[:, None]
     offsets = np.concatenate([[0], np.cumsum(marked.sum(axis=1))])
     names = np.broadcast_to(np.array(["snow", "cloud_or_shadow"], object), marked.shape)[marked]
-    absent = np.append(~known, False)  # an offset that is null makes its list null
+    absent = np.append(~known, False)  # a null offset makes its list null
     return pa.ListArray.from_arrays(
         pa.array(offsets, pa.int32(), mask=absent), pa.array(names, pa.string()), type=INDEX_SCHEMA.field("flags").type
     )
@@ -65,12 +65,12 @@ def read_patch(folder: str, groups: Sequence[ImageGroup], out: Mapping[str, NDAr
     """Read `<folder>/<name of the folder>_<band>.tif`, or `.tiff`, for every band of the groups.
 
     Args:
-        folder: A patch.
-        groups: Image groups whose bands are read.
+        folder: Folder of the patch.
+        groups: Image groups to read.
         out: One array per group, by its name; every pixel is written.
 
     Returns:
-        Where the patch lies, by its first band.
+        Location of the patch, from its first band.
 
     Raises:
         BadRecordError: A band file is missing, a symbolic link, damaged, or of the wrong size or dtype.
@@ -94,7 +94,7 @@ def _read_either_suffix(path: str, pixels: NDArray[Any], *, locate: bool) -> Geo
     except BadRecordError as error:
         if error.reason != MISSING_FILE:
             raise
-        copied = f"{path}f"  # the suffix in some redistributed copies
+        copied = f"{path}f"  # suffix in some redistributed copies
         try:
             return read_band_into(copied, pixels, locate=locate)
         except BadRecordError as second:

@@ -7,8 +7,8 @@
 <root>/splits/patches_with_cloud_and_shadow.csv, patches_with_seasonal_snow.csv, patches_with_no_19_class_targets.csv
 ```
 
-Pixels are uint16, reflectance x 10,000. Many patches are also in v2.0, some of its test split in the training split
-here: never test a model on the other version.
+Pixels are uint16, reflectance x 10,000. Many patches are also in v2.0, and some of its test patches are in the
+training split here. So never test a model on the other version.
 
 Source: Sumbul et al., "BigEarthNet: A Large-Scale Benchmark Archive for Remote Sensing Image Understanding", 2019.
 """
@@ -54,19 +54,19 @@ _CLASS_NAMES = {19: BIGEARTHNET_19, 43: BIGEARTHNET_43}
 
 @dataclass(frozen=True)
 class BigEarthNetV1:
-    """An extracted BigEarthNet v1.0 archive; its labels are read once per object."""
+    """An extracted BigEarthNet v1.0 archive; each object reads the labels once."""
 
     root: str
-    """Folder of the patches, or the one that holds `BigEarthNet-v1.0`."""
+    """Folder of the patches, or the folder that holds `BigEarthNet-v1.0`."""
     _: KW_ONLY
     nomenclature: int = BigEarthNetV1Config.default("nomenclature")
-    """Number of classes: the 19 of the later nomenclature or the original 43."""
+    """Number of classes: 19 of the later nomenclature or the original 43."""
     splits: str | None = BigEarthNetV1Config.default("splits")
     """Folder of the lists of patches; None: `splits` in `root`."""
     include_flagged: bool = BigEarthNetV1Config.default("include_flagged")
-    """Take the listed patches that are also in the lists of clouds, snow and (of 19 classes) those without a class.
+    """Whether to take listed patches that are also in the lists of clouds, snow and (of 19 classes) missing classes.
 
-    The official splits have none of them."""
+    The official splits contain none of them."""
     subset: bool = BigEarthNetV1Config.default("subset")
     """Whether the lists may name patches that the archive lacks."""
 
@@ -75,7 +75,7 @@ class BigEarthNetV1:
             raise ValueError(f"nomenclature is {self.nomenclature}, expected 19 or 43")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the index behind when travelling to an executor."""
+        """Leave the index out of the pickle for an executor."""
         return {name: value for name, value in vars(self).items() if name != "_index"}
 
     @property
@@ -94,7 +94,7 @@ class BigEarthNetV1:
 
     @property
     def read_settings(self) -> dict[str, int | None]:
-        """There are none: pixels are read as they are stored."""
+        """No settings: pixels are read as they are stored."""
         return {}
 
     def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> Georeference | None:
@@ -124,14 +124,14 @@ class BigEarthNetV1:
         return ArchiveIndex(samples, patches.rejected(), patches.unusable())
 
     def _images(self) -> str:
-        """Folder of the patches, relative to the root; empty where it is the root."""
+        """Return the folder of the patches, relative to the root; empty if it is the root."""
         return IMAGES if is_folder(join(self.root, IMAGES)) else ""
 
     def _splits(self) -> str:
         return join(self.root, "splits") if self.splits is None else self.splits
 
     def _flagged(self) -> pa.Array:
-        """Patches that are left out unless `include_flagged`."""
+        """Return the patches that are skipped unless `include_flagged`."""
         names = [CLOUD_LIST, SNOW_LIST, *([NO_19_LIST] if self.nomenclature == 19 else [])]
         lists = [found for name in names if (found := self._list(name)) is not None]
         return pa.concat_arrays([pa.array([], pa.string()), *lists])
@@ -165,7 +165,7 @@ class BigEarthNetV1:
             patches.mark_unusable(missing, "missing folder", file=self._folders(patches.rows["id"]))
 
     def _add_labels(self, patches: CheckedRows) -> None:
-        """Read the labels of the patches whose folder exists; the others have none, as those of a bad file."""
+        """Read the labels of the patches whose folder exists; the others, like bad files, get none."""
         ids = patches.rows["id"]
         there = pc.invert(pc.is_in(ids, patches.unusable()["id"].combine_chunks())).to_numpy(zero_copy_only=False)
         labels, tiles, errors = read_labels(

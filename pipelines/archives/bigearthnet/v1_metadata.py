@@ -24,11 +24,11 @@ CLOUD_LIST = "patches_with_cloud_and_shadow"
 SNOW_LIST = "patches_with_seasonal_snow"
 NO_19_LIST = "patches_with_no_19_class_targets"
 
-# Mission, level, sensing time (which may have lost a zero), column and row; no tile. A name becomes a path.
+# Mission, level, sensing time (which may lack a zero), column and row; no tile. A name becomes a path.
 _PATCH = r"\AS2[AB]_MSIL2A_[0-9]{8}T[0-9]{5,6}_[0-9]{1,2}_[0-9]{1,2}\z"
 _TILE = re.compile(r"_T([0-9]{2}[A-Z]{3})_")
 _LARGEST_JSON = 1 << 20  # bytes; real ones have about 1,200
-# One thread parses about as fast as many; more of them wait for a slow or distant disk at the same time.
+# One thread parses about as fast as many; more threads wait for a slow or distant disk in parallel.
 _THREADS = 8
 _REMOTE_THREADS = 32
 _FILES_PER_TASK = 512
@@ -39,8 +39,8 @@ def read_splits(folder: str | PathLike[str]) -> CheckedRows:
     """Read the lists of the three splits.
 
     Returns:
-        Rows with `id`, `split` and `file`, sorted by id. Rejected are malformed names and, of a name that is listed
-        more than once, all but the first in the order train, validation, test.
+        Rows with `id`, `split` and `file`, sorted by id. Malformed names are rejected. If a name is listed more than
+        once, all but the first in the order train, validation, test are rejected.
 
     Raises:
         FileNotFoundError: A list is missing.
@@ -63,16 +63,16 @@ def read_splits(folder: str | PathLike[str]) -> CheckedRows:
 
 
 def list_file(folder: str | PathLike[str], name: str) -> str | None:
-    """The list as it is published, `<name>.csv`, or compressed."""
+    """Return the path of a list, published as `<name>.csv` or compressed; None if it is missing."""
     candidates = (join(folder, f"{name}.csv"), join(folder, f"{name}.csv.gz"))
     return next((path for path in candidates if is_file(path)), None)
 
 
 def read_list(path: str | PathLike[str]) -> pa.Array:
-    """The lines of a list that are not empty; lines end as on Windows in most of the published ones.
+    """Return the lines of a list that are not empty; most published lists have Windows line ends.
 
     Raises:
-        ValueError: It is no text or not a whole gzip file.
+        ValueError: The file is not text, or is an incomplete gzip file.
     """
     try:
         text = (gzip.decompress(read_whole(path)) if str(path).endswith(".gz") else read_whole(path)).decode()
@@ -87,12 +87,12 @@ def read_labels(
     """Read the labels and tiles of many patches.
 
     Args:
-        paths: JSON files.
+        paths: Paths of the JSON files.
         indices: Class index of every known label, None for one without.
 
     Returns:
-        Per file the class indices, ascending and each once, int16; the tile of the Sentinel-2 grid, or null; and what
-        is wrong with it, if anything. A bad file has no indices and no tile.
+        Per file the class indices, ascending and unique, int16; the tile of the Sentinel-2 grid, or null; and its
+        error, if any. A bad file has no indices and no tile.
     """
     local = not paths or is_local(paths[0])
     at_once = _FILES_PER_TASK if local else _REMOTE_FILES_PER_TASK
@@ -134,7 +134,7 @@ def _read_json(path: str) -> dict[str, object]:
 
 
 def _tile(values: dict[str, object]) -> str | None:
-    """The tile in the name of the product that the patch was cut from, e.g. `..._R022_T33UUP_20170613T101608.SAFE`."""
+    """Return the tile in the name of the patch's product, e.g. `..._R022_T33UUP_20170613T101608.SAFE`."""
     match = _TILE.search(str(values.get("tile_source")))
     return match[1] if match else None
 

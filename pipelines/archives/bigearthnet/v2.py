@@ -7,7 +7,7 @@
 <root>/BigEarthNet-S1/<scene>/<s1_name>/<s1_name>_VV.tif, _VH.tif  (optional: every patch as Sentinel-1 sees it)
 ```
 
-A tile's name is the patch's without its last two fields, a scene's is the first five of `s1_name`. Sentinel-2 is
+A tile's name is the patch's without its last two fields; a scene's is the first five fields of `s1_name`. Sentinel-2 is
 uint16, reflectance x 10,000; Sentinel-1 is float32, dB.
 
 Source: Clasen et al., "reBEN: Refined BigEarthNet Dataset for Remote Sensing Image Analysis", 2024.
@@ -53,18 +53,18 @@ class BigEarthNetV2:
     """Folder that holds `metadata.parquet` and `BigEarthNet-S2`."""
     _: KW_ONLY
     include_flagged: bool = BigEarthNetV2Config.default("include_flagged")
-    """Whether to include the patches with snow, clouds or shadows, which have a metadata file of their own."""
+    """Whether to include the patches with snow, clouds or shadows, which have their own metadata file."""
     sentinel1: bool | None = BigEarthNetV2Config.default("sentinel1")
-    """Whether to read `BigEarthNet-S1` as a further image group; None: if it exists."""
+    """Whether to read `BigEarthNet-S1` as a further image group; None: yes if it exists."""
 
     @property
     def description(self) -> ArchiveDescription:
-        """The 19 classes, several per patch, and the bands in three groups by resolution, Sentinel-1 in a fourth."""
+        """The 19 classes, several per patch, the bands in three groups by resolution, and Sentinel-1 in a fourth."""
         groups = (*GROUPS, SENTINEL1) if self._reads_sentinel1 else GROUPS
         return ArchiveDescription(KIND, "multi_label", BIGEARTHNET_19, groups)
 
     def index(self) -> ArchiveIndex:
-        """List every patch of the metadata, sorted by id; those without a folder are unusable.
+        """List every patch of the metadata, sorted by id; patches without a folder are unusable.
 
         `paths` are the Sentinel-2 folder and, where it is read, the Sentinel-1 folder.
 
@@ -99,7 +99,7 @@ class BigEarthNetV2:
 
     @property
     def read_settings(self) -> dict[str, int | None]:
-        """There are none: pixels are read as they are stored."""
+        """No settings: pixels are read as they are stored."""
         return {}
 
     def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> Georeference | None:
@@ -115,7 +115,7 @@ class BigEarthNetV2:
 
     @functools.cached_property
     def _reads_sentinel1(self) -> bool:
-        """Decided once in a job: a folder that appears meanwhile has no part in samples that are listed."""
+        """Whether Sentinel-1 is read, decided once per job: a folder that appears later does not change the samples."""
         return is_folder(join(self.root, S1_IMAGES)) if self.sentinel1 is None else self.sentinel1
 
     def _metadata_files(self) -> list[str]:
@@ -142,12 +142,12 @@ class BigEarthNetV2:
 
 
 def tiles(ids: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """The tile of the Sentinel-2 grid in every patch's id, e.g. `33UUP`."""
+    """Return the tile of the Sentinel-2 grid in every patch's id, e.g. `33UUP`."""
     return pc.utf8_slice_codeunits(ids, *_TILE_IN_ID)
 
 
 def _paths(folders: list[pa.Array]) -> pa.ListArray:
-    """One list per row: the row's value in each of the arrays."""
+    """Build one list per row: the row's value in each of the arrays."""
     rows, columns = len(folders[0]), len(folders)
     order = np.arange(rows * columns).reshape(columns, rows).T.ravel()
     offsets = np.arange(0, rows * columns + 1, columns, dtype=np.int32)

@@ -15,9 +15,9 @@ from pipelines.archives.files import is_local, read_whole
 from pipelines.sample import SPLITS
 
 # Mission, level, sensing time, processing baseline, relative orbit, MGRS tile, column and row in the tile.
-# Names become paths, so nothing else may pass: no separator, no dots, no line end.
+# Names become paths, so no separator, dot or line end may pass.
 _PATCH_ID = r"\AS2[AB]_MSIL2A_[0-9]{8}T[0-9]{6}_N[0-9]{4}_R[0-9]{3}_T[0-9]{2}[A-Z]{3}_[0-9]{2}_[0-9]{2}\z"
-# Mission, mode, product, polarisations, sensing time, MGRS tile, column and row, which are not padded.
+# Mission, mode, product, polarisations, sensing time, MGRS tile, column and row; these two are not padded.
 _S1_NAME = r"\AS1[AB]_IW_GRDH_1SDV_[0-9]{8}T[0-9]{6}_[0-9]{2}[A-Z]{3}_[0-9]{1,2}_[0-9]{1,2}\z"
 _COLUMNS = {"patch_id": pa.string(), "labels": pa.list_(pa.string()), "split": pa.string()}
 _S1_COLUMN = {"s1_name": pa.string()}
@@ -26,11 +26,11 @@ _OPTIONAL_COLUMNS = {"country": pa.string(), **dict.fromkeys(FLAG_COLUMNS, pa.bo
 
 
 def read_metadata(files: Sequence[str | PathLike[str]], *, sentinel1: bool = False) -> CheckedRows:
-    """Read metadata files, whatever is on disk beside them.
+    """Read metadata files, without looking at the patches on disk.
 
     Args:
-        files: Metadata files. If an id is repeated, its first row counts.
-        sentinel1: Whether the patches of Sentinel-1 are needed.
+        files: Paths of the metadata files. If an id is repeated, its first row counts.
+        sentinel1: Whether the caller needs the patches of Sentinel-1.
 
     Returns:
         Rows with `id`, `labels` (names), `split`, with `sentinel1` `s1_name`, `country`, the two columns of flags and
@@ -97,7 +97,7 @@ def _reject_labels(patches: CheckedRows) -> None:
 
 
 def class_indices(labels: pa.ListArray) -> pa.ListArray:
-    """Class names of every patch, all known -> indices into `BIGEARTHNET_19`, ascending and each once."""
+    """Convert class names of every patch, all known, to indices into `BIGEARTHNET_19`, ascending and unique."""
     indices = pc.index_in(labels.flatten(), pa.array(BIGEARTHNET_19)).to_numpy()
     # One number per (patch, class): sorted and unique in one pass over 1.4 million labels.
     pairs = np.unique(_row_of_label(labels) * len(BIGEARTHNET_19) + indices)

@@ -1,4 +1,4 @@
-"""Archives with one folder per class: listing them safely."""
+"""Lists archives with one folder per class safely."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -20,25 +20,25 @@ SYMBOLIC_LINK = "symbolic link"
 
 @dataclass(frozen=True)
 class FolderContents:
-    """One folder, by name."""
+    """Content of one folder, by name."""
 
     folders: list[str]
     files: list[tuple[str, int]]
-    """Name and bytes."""
+    """Name and size in bytes of each file."""
     rejected: list[dict[str, str]]
     """Rows of `REJECTED_SCHEMA`."""
 
 
 @dataclass(frozen=True)
 class ClassFiles:
-    """The files of many class folders, folder after folder, each sorted by name."""
+    """The files of many class folders, folder by folder, each sorted by name."""
 
     paths: pa.StringArray
-    """Relative to the archive's root, `<folder>/<name>`: also the samples' ids."""
+    """Paths relative to the archive's root, `<folder>/<name>`, which are also the samples' ids."""
     folders: NDArray[np.int32]
     """Position of each file's folder in the list of folders."""
     sizes: NDArray[np.int64]
-    """Bytes."""
+    """Size of each file in bytes."""
     rejected: list[dict[str, str]]
     """Rows of `REJECTED_SCHEMA`."""
 
@@ -46,15 +46,15 @@ class ClassFiles:
 def list_folder(root: str, folder: str = "") -> FolderContents:
     """List one folder of an archive.
 
-    Names that start with a dot are passed over. A symbolic link that leads out of the archive or nowhere, a device or
-    pipe, and a name that is not UTF-8 are rejected: what is listed is a plain name of a file or folder below `root`.
+    Names that start with a dot are skipped. A symbolic link that leads out of the archive or nowhere, a device or
+    pipe, and a name that is not UTF-8 are rejected. So every listed name is a plain file or folder below `root`.
 
     Args:
-        root: The archive.
-        folder: Relative to it.
+        root: Path or URL of the archive.
+        folder: Path relative to the root.
 
     Raises:
-        FileNotFoundError: It does not exist.
+        FileNotFoundError: The folder does not exist.
     """
     if not is_local(root):
         return _list_remote_folder(root, folder)
@@ -83,14 +83,14 @@ def list_folder(root: str, folder: str = "") -> FolderContents:
 
 
 def refuse_linked_folders(root: str, rejected: Sequence[dict[str, str]]) -> None:
-    """Refuse links to folders out of the archive among what was rejected: with each of them many samples would miss.
+    """Refuse rejected links to folders outside the archive, because each of them would hide many samples.
 
     Args:
-        root: The archive.
+        root: Path or URL of the archive.
         rejected: Rows of `FolderContents.rejected`.
 
     Raises:
-        ValueError: There is such a link.
+        ValueError: A rejected record is such a link.
     """
     for row in rejected:
         if row["reason"] == SYMBOLIC_LINK and Path(root, row["id"]).is_dir():
@@ -101,7 +101,7 @@ def refuse_linked_folders(root: str, rejected: Sequence[dict[str, str]]) -> None
 
 
 def _list_remote_folder(root: str, folder: str) -> FolderContents:
-    """An object store knows no links or pipes, but its names may hold anything."""
+    """List a folder of an object store, which has no links or pipes, but whose names may contain anything."""
     entries = [entry for entry in list_remote(root, folder) if entry[0] == ".." or not entry[0].startswith(".")]
     if not entries and not is_folder(join(root, folder)):
         raise FileNotFoundError(f"{join(root, folder)}: no such folder, expected the archive with its class folders")
@@ -125,12 +125,12 @@ def _scanned(path: Path) -> Iterator[Iterator[os.DirEntry[str]]]:
 
 
 def list_class_files(root: str, folders: Sequence[str], why_not: Callable[[str, str], str | None]) -> ClassFiles:
-    """List the files of class folders; folders in them are rejected, not searched.
+    """List the files of class folders; subfolders are rejected, not searched.
 
     Args:
-        root: The archive.
-        folders: Relative to it; their order is kept.
-        why_not: Function from folder and file name to the reason why the file is rejected, or None.
+        root: Path or URL of the archive.
+        folders: Paths relative to the root; their order is kept.
+        why_not: Function from folder and file name to the reason for rejecting the file, or None.
     """
     paths: list[pa.Array] = [pa.array([], pa.string())]
     sizes: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
@@ -150,13 +150,13 @@ def list_class_files(root: str, folders: Sequence[str], why_not: Callable[[str, 
 
 
 def rejection(root: str, path: str, reason: str, detail: str = "") -> dict[str, str]:
-    """A row of `REJECTED_SCHEMA` for a file or folder `path` relative to `root`."""
+    """Build a row of `REJECTED_SCHEMA` for a file or folder `path` relative to `root`."""
     texts = {"id": path, "file": f"{root.rstrip('/')}/{path}", "reason": reason, "detail": detail}
     return {name: os.fsencode(text).decode("utf-8", "backslashreplace") for name, text in texts.items()}
 
 
 def check_none_empty(root: str, folders: Sequence[str], files: ClassFiles) -> None:
-    """Raise ValueError where one of the first folders has no file at all: a class that nothing can be learned of."""
+    """Raise ValueError if one of the first folders has no file at all, because nothing can be learned of its class."""
     counts = np.bincount(files.folders, minlength=len(folders))
     empty = [folder for position, folder in enumerate(folders) if counts[position] == 0]
     if empty:
@@ -167,7 +167,7 @@ def check_none_empty(root: str, folders: Sequence[str], files: ClassFiles) -> No
 
 
 def samples_table(files: ClassFiles, splits: NDArray[np.str_], labels: NDArray[np.integer[Any]]) -> pa.Table:
-    """A table of `INDEX_SCHEMA` where every sample is one file of one class, named by its path."""
+    """Build a table of `INDEX_SCHEMA` in which every sample is one file of one class, named by its path."""
     offsets = np.arange(len(files.paths) + 1, dtype=np.int32)
     classes = pa.array(labels.astype(np.int16))
     return index_table(
@@ -182,13 +182,13 @@ def samples_table(files: ClassFiles, splits: NDArray[np.str_], labels: NDArray[n
 
 
 def rejected_table(rejected: list[dict[str, str]]) -> pa.Table:
-    """The rows as a table of `REJECTED_SCHEMA`."""
+    """Return the rows as a table of `REJECTED_SCHEMA`."""
     return pa.Table.from_pylist(rejected, REJECTED_SCHEMA)
 
 
 def _is_utf8(name: str) -> bool:
     try:
         name.encode()
-    except UnicodeEncodeError:  # a byte that Python keeps as a lone surrogate
+    except UnicodeEncodeError:  # a byte that Python represents as a lone surrogate
         return False
     return True

@@ -1,14 +1,14 @@
-"""EuroSAT as its authors publish it: Sentinel-2 patches of 640 m, 10 classes, one of them each.
+"""EuroSAT as its authors publish it: Sentinel-2 patches of 640 m, each with one of 10 classes.
 
 ```
 <root>/<Class>/<Class>_<n>.tif        multispectral: uint16, 64 x 64 pixels, 13 bands, reflectance x 10,000
 <root>/<Class>/<Class>_<n>.jpg        RGB: the same patches, red, green and blue stretched to 8 bits
 ```
 
-It comes without splits. Ours depend on the name without suffix, so both variants are split alike.
+It has no splits. Ours depend on the name without suffix, so both variants are split alike.
 
-Band order: B8A comes last, behind B12. The paper's table lists it behind B08, and other software follows the table, but
-the files say otherwise: the tenth band is nearly black, as only the cirrus band B10 is, and the last is close to B08.
+Band order: B8A comes last, after B12. The paper's table lists it after B08, and other software follows the table. But
+the files differ: the tenth band is nearly black, as only the cirrus band B10 is, and the last is close to B08.
 
 Source: Helber et al., "EuroSAT: A Novel Dataset and Deep Learning Benchmark for Land Use and Land Cover
 Classification", 2019.
@@ -60,7 +60,7 @@ BANDS = ("B01", "B02", "B03", "B04", "B05", "B06", "B07", "B08", "B09", "B10", "
 class _Variant(NamedTuple):
     group: ImageGroup
     suffixes: str
-    """Regular expression."""
+    """Regular expression of the file suffixes."""
     read: Callable[[str, NDArray[Any]], Georeference | None]
 
 
@@ -72,7 +72,7 @@ _VARIANTS = {
 
 @dataclass(frozen=True)
 class EuroSAT:
-    """An extracted EuroSAT archive, or some of its class folders; its files are listed once per object."""
+    """An extracted EuroSAT archive, or some of its class folders; each object lists the files once."""
 
     kind: Literal["eurosat_ms", "eurosat_rgb"]
     root: str
@@ -87,7 +87,7 @@ class EuroSAT:
         object.__setattr__(self, "split_fractions", check_split(self.split_fractions, self.seed))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the list of files behind when travelling to an executor."""
+        """Leave the list of files out of the pickle for an executor."""
         return {name: value for name, value in vars(self).items() if name != "_files"}
 
     @property
@@ -99,8 +99,8 @@ class EuroSAT:
         """List every file of the class folders, by class and name.
 
         Raises:
-            FileNotFoundError: There is no such folder.
-            ValueError: It holds no class folders, others than EuroSAT's, or empty ones.
+            FileNotFoundError: The folder does not exist.
+            ValueError: It holds no class folders, unknown class folders, or empty ones.
         """
         files = self._files
         labels = np.array([CLASSES.index(path.split("/")[0]) for path in files.paths.to_pylist()], np.int16)
@@ -111,7 +111,7 @@ class EuroSAT:
 
     @property
     def read_settings(self) -> dict[str, int | None]:
-        """There are none: pixels are read as they are stored."""
+        """No settings: pixels are read as they are stored."""
         return {}
 
     def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> Georeference | None:

@@ -1,4 +1,4 @@
-"""A Spark DataFrame becomes the Parquet files of a `table` archive."""
+"""Writes a Spark DataFrame as the Parquet files of a `table` archive."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -12,26 +12,26 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pipelines.archives.images.parquet_files import INCOMPLETE
 from pipelines.storage.folder import Folder
 
-_ROWS_OF_A_GROUP = 64  # one image is read by decoding its row group
+_ROWS_OF_A_GROUP = 64  # reading one image decodes its whole row group
 
 
 def write_frame(
     frame: DataFrame, root: Folder, columns: Sequence[str], check: Callable[[pa.Schema], None] = lambda schema: None
 ) -> int:
-    """Write columns of a DataFrame, a file for each of its partitions, and return the number of rows.
+    """Write columns of a DataFrame, one file per partition, and return the number of rows.
 
-    Tasks write the files, through pyarrow: Spark need not know the storage. Until all are there, the folder is marked
+    Tasks write the files with pyarrow, so Spark need not know the storage. Until all files exist, the folder is marked
     as incomplete, and an archive in it is refused.
 
     Args:
-        frame: The DataFrame; of any session, also of Spark Connect.
-        root: A new or empty folder, which all executors see.
+        frame: DataFrame of any session, including Spark Connect.
+        root: New or empty folder that all executors can access.
         columns: Names of the columns.
-        check: Raises where their types do not fit, before anything is written.
+        check: Function that raises if the types do not fit; called before anything is written.
 
     Raises:
-        ValueError: The folder has content, or a call that was stopped wrote into it; or the DataFrame has not these
-            columns, or no rows.
+        ValueError: The folder has content, or an interrupted call wrote into it; or the DataFrame lacks one of the
+            columns, or has no rows.
     """
     missing = [column for column in columns if column not in frame.columns]
     if missing:
@@ -61,7 +61,7 @@ def write_frame(
 
 
 def _write_part(batches: Iterator[pa.RecordBatch], root: Folder) -> Iterator[pa.RecordBatch]:
-    """Write the rows of one partition, if it has any; a task that is tried again writes the same file again."""
+    """Write the rows of one partition, if it has any; a retried task writes the same file again."""
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
     if first is None:

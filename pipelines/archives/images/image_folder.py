@@ -1,4 +1,4 @@
-"""JPEG and PNG files in one folder per class, as ImageNet and many others come.
+"""JPEG and PNG files in one folder per class, the layout of ImageNet and many others.
 
 ```
 <root>/train/<class>/*   <root>/validation/<class>/* (or val, valid)   <root>/test/<class>/*
@@ -36,7 +36,7 @@ KIND = "image_folder"
 GROUP = "rgb"
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")
-_SIZES_READ = 33  # images whose size is looked at; of two sizes that are equally frequent, one has more
+_SIZES_READ = 33  # number of images whose size is read; odd, so that two sizes cannot be equally frequent
 _DEFAULT_FRACTIONS = tuple(ImageFolderConfig.default("split_fractions"))
 _DEFAULT_VALIDATION = ImageFolderConfig.default("validation_fraction")
 _DEFAULT_SEED = ImageFolderConfig.default("seed")
@@ -44,20 +44,20 @@ _DEFAULT_SEED = ImageFolderConfig.default("seed")
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """A folder of images by class; listed once per object, and the classes are those of its training folders."""
+    """A folder of images by class; each object lists it once, and the training folders name the classes."""
 
     root: str
     """Folder that holds the splits or the classes."""
     _: KW_ONLY
     image_size: int | None = ImageFolderConfig.default("image_size")
-    """Side in pixels: the shorter side is scaled to it and the centre is cut out. None: the size that most images have,
-    and images of other sizes are bad records."""
+    """Side in pixels: the shorter side is scaled to it and the centre is cut out. None: the size of most images, and
+    images of other sizes are bad records."""
     seed: int = _DEFAULT_SEED
-    """Seed of the splits that the archive lacks."""
+    """Seed of the splits, if the archive has none."""
     split_fractions: Sequence[float] = _DEFAULT_FRACTIONS
-    """Fractions of train, validation and test within every class, where the folders are classes."""
+    """Fractions of train, validation and test within every class, if the folders are classes."""
     validation_fraction: float = _DEFAULT_VALIDATION
-    """Part of every training class that becomes validation, where there is no such folder; 0: there is none."""
+    """Part of every training class that becomes validation, if that folder is missing; 0: no validation split."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "split_fractions", check_split(self.split_fractions, self.seed))
@@ -67,17 +67,17 @@ class ImageFolder:
             raise ValueError(f"image_size is {self.image_size}, expected 1 or more, or None")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the list of files behind when travelling to an executor, but take the description."""
+        """Leave the list of files out of the pickle for an executor, but keep the description."""
         return {name: value for name, value in vars(self).items() if name not in ("_tree", "_files")}
 
     @functools.cached_property
     def description(self) -> ArchiveDescription:
-        """Classes by name, one per image, and the group `rgb` of `image_size`, or of the size that most images have.
+        """Classes by name, one per image, and the group `rgb` of `image_size`, or of the size of most images.
 
         Raises:
-            FileNotFoundError: There is no such folder.
-            ValueError: There are no classes or images in it, splits and classes are mixed, or the images have
-                different sizes and there is no `image_size`.
+            FileNotFoundError: The folder does not exist.
+            ValueError: It has no classes or images, splits and classes are mixed, or the images have different sizes
+                and `image_size` is not set.
         """
         classes = tuple(dict.fromkeys(folder.rpartition("/")[2] for folder in self._tree.folders))
         height, width = (self.image_size, self.image_size) if self.image_size else self._common_size()
@@ -88,8 +88,8 @@ class ImageFolder:
         """List every image, by split, class and name.
 
         Raises:
-            FileNotFoundError: There is no such folder.
-            ValueError: As `description`; or a class of another split is not in train, or has no training images.
+            FileNotFoundError: The folder does not exist.
+            ValueError: `description` fails, or a class of another split is not in train or has no training images.
         """
         names = [folder.rpartition("/")[2] for folder in self._tree.folders]
         files = self._files
@@ -99,7 +99,7 @@ class ImageFolder:
 
     @property
     def read_settings(self) -> dict[str, int | None]:
-        """The side that images are scaled to, or None where they are taken as they are."""
+        """Side to which images are scaled, or None if their size is not changed."""
         return {"image_size": self.image_size}
 
     def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
@@ -125,16 +125,16 @@ class ImageFolder:
         return dataclasses.replace(files, rejected=tree.rejected + files.rejected)
 
     def _common_size(self) -> tuple[int, int]:
-        """Height and width of more than half of some images, spread over the folder; the others will be rejected."""
+        """Return height and width of more than half of some images, spread over the folder; others will be rejected."""
         paths = self._files.paths
         sizes: Counter[tuple[int, int]] = Counter()
         for row in np.unique(np.linspace(0, len(paths) - 1, min(_SIZES_READ, len(paths)), dtype=np.int64)):
-            with suppress(BadRecordError):  # it is counted when it is read
+            with suppress(BadRecordError):  # the bad image is counted when it is read
                 sizes[upright_size(join(self.root, paths[int(row)].as_py()))] += 1
         return common_size(self.root, sizes, looked_at=min(_SIZES_READ, len(paths)))
 
     def _split(self, labels: NDArray[np.int16]) -> NDArray[np.str_]:
-        """The split of every file: its folder's, or drawn by class."""
+        """Return the split of every file: that of its folder, or drawn by class."""
         tree, files = self._tree, self._files
         keys = [path.rpartition(".")[0] for path in files.paths.to_pylist()]
         if None in tree.splits:
@@ -157,7 +157,7 @@ class ImageFolder:
 
 
 def is_image(name: str) -> bool:
-    """Whether a file is taken for an image by its name."""
+    """Return whether a file's name is that of an image."""
     return name.lower().endswith(_SUFFIXES)
 
 

@@ -1,4 +1,4 @@
-"""Images in a column of Parquet files, as Hugging Face and Spark write them.
+"""Images in a column of Parquet files, in the layout of Hugging Face and Spark.
 
 ```
 <root>/*.parquet, <root>/<folder>/*.parquet, or one file        e.g. data/train-00000-of-00002.parquet, split=train/*
@@ -36,7 +36,7 @@ from pipelines.sample import SPLITS, TRAINING_SPLIT, VALIDATION_SPLIT, ImageGrou
 
 KIND = "table"
 GROUP = "rgb"
-_SIZES_READ = 33  # images whose size is looked at; of two sizes that are equally frequent, one has more
+_SIZES_READ = 33  # number of images whose size is read; odd, so that two sizes cannot be equally frequent
 _DEFAULT_FRACTIONS = tuple(TableConfig.default("split_fractions"))
 _DEFAULT_VALIDATION = TableConfig.default("validation_fraction")
 _DEFAULT_SEED = TableConfig.default("seed")
@@ -51,19 +51,19 @@ class _Rows(NamedTuple):
     numbers: list[int]
     """Number of each row in its file."""
     sizes: list[int]
-    """Bytes of each row's file."""
+    """Size in bytes of each row's file."""
     labels: list[Any]
-    """Values of the label column: a value, or a list of values; None."""
+    """Values of the label column: a value, a list of values, or None."""
     splits: list[str | None]
-    """Split of each row; None where nothing says it."""
+    """Split of each row; None where it is unknown."""
     label_type: pa.DataType
     names: list[str] | None
-    """Names of integer labels, if the files tell them."""
+    """Names of integer labels, if the files contain them."""
 
 
 @dataclass(frozen=True)
 class ImageTable:
-    """Parquet files with one image per row; they are listed, and their labels read, once per object."""
+    """Parquet files with one image per row; each object lists them and reads their labels once."""
 
     root: str
     """Folder of the files, or one file."""
@@ -75,17 +75,17 @@ class ImageTable:
     split: str | None = TableConfig.default("split")
     """Column of the splits' names."""
     image_size: int | None = TableConfig.default("image_size")
-    """Side in pixels: the shorter side is scaled to it and the centre is cut out. None: the size that most images have,
-    and images of other sizes are bad records."""
+    """Side in pixels: the shorter side is scaled to it and the centre is cut out. None: the size of most images, and
+    images of other sizes are bad records."""
     seed: int = _DEFAULT_SEED
-    """Seed of the splits that the table lacks."""
+    """Seed of the splits, if the table has none."""
     split_fractions: Sequence[float] = _DEFAULT_FRACTIONS
-    """Fractions of train, validation and test, where nothing says the split."""
+    """Fractions of train, validation and test, if no split is given."""
     validation_fraction: float = _DEFAULT_VALIDATION
-    """Part of train that becomes validation, where there are splits but none of validation; 0: there is none."""
+    """Part of train that becomes validation, if other splits exist but not validation; 0: no validation split."""
 
     def __post_init__(self) -> None:
-        # A process keeps files open and their rows: another object reads those that are there now.
+        # A process caches open files and their rows: another object must read the current files.
         object.__setattr__(self, "_opened_as", uuid.uuid4().hex)
         object.__setattr__(self, "split_fractions", check_split(self.split_fractions, self.seed))
         if not 0 <= self.validation_fraction < 1:
@@ -94,19 +94,19 @@ class ImageTable:
             raise ValueError(f"image_size is {self.image_size}, expected 1 or more, or None")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the rows behind when travelling to an executor, but take the description."""
+        """Leave the rows out of the pickle for an executor, but keep the description."""
         return {name: value for name, value in vars(self).items() if name not in ("_rows", "_classes", "_position")}
 
     @functools.cached_property
     def description(self) -> ArchiveDescription:
-        """Classes by name, and the group `rgb` of `image_size`, or of the size that most images have.
+        """Classes by name, and the group `rgb` of `image_size`, or of the size of most images.
 
-        The classes are the names that Hugging Face's metadata has for integers, else all values in their order.
+        The classes are the names of integers in Hugging Face's metadata, else all values in their order.
 
         Raises:
-            FileNotFoundError: There is no such folder.
-            ValueError: There are no Parquet files or rows, a column is missing or of another type, or the images have
-                different sizes and there is no `image_size`.
+            FileNotFoundError: The folder does not exist.
+            ValueError: It has no Parquet files or rows, a column is missing or of another type, or the images have
+                different sizes and `image_size` is not set.
         """
         task: Task = "multi_label" if _is_list(self._rows.label_type) else "single_label"
         height, width = (self.image_size, self.image_size) if self.image_size else self._common_size()
@@ -117,8 +117,8 @@ class ImageTable:
         """List every row, by file and number.
 
         Raises:
-            FileNotFoundError: There is no such folder.
-            ValueError: As `description`; or a split has an unknown name, or there is none for training.
+            FileNotFoundError: The folder does not exist.
+            ValueError: `description` fails, or a split has an unknown name, or the training split is missing.
         """
         rows = self._rows
         labels = [self._positions(value) for value in rows.labels]
@@ -140,7 +140,7 @@ class ImageTable:
 
     @property
     def read_settings(self) -> dict[str, int | str | None]:
-        """The side that images are scaled to, or None where they are taken as they are; and their column."""
+        """Column of the images and the side to which they are scaled, None if their size is not changed."""
         return {"image_size": self.image_size, "image_column": self.image}
 
     def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
@@ -154,7 +154,7 @@ class ImageTable:
         read_rgb(name, out[GROUP], fit=self.image_size is not None, data=data)
 
     def _image(self, file: str, row: int) -> tuple[str, bytes]:
-        """Name of an image, for messages, and its encoded bytes."""
+        """Return the name of an image, for messages, and its encoded bytes."""
         path = path_of(self.root, file)
         try:
             value = _ROWS.value(path, row, self.image, opened_as=vars(self)["_opened_as"])
@@ -207,9 +207,9 @@ class ImageTable:
         """Check that the columns exist and have the types that are read.
 
         Args:
-            where: What has the columns, for the message.
-            schema: Its schema.
-            folders: Columns that the names of folders give.
+            where: Name of what has the columns, for the message.
+            schema: Schema of the columns.
+            folders: Columns whose values are in the names of folders.
 
         Raises:
             ValueError: A column is missing, or of another type.
@@ -232,7 +232,7 @@ class ImageTable:
             )
 
     def _named_splits(self, path: str, file: str, table: pa.Table) -> list[str | None]:
-        """The split of each row: that of its column, or that of a folder or file name such as `train-00000-of-1`."""
+        """Return the split of each row: that of its column, or of a folder or file name such as `train-00000-of-1`."""
         if self.split is not None:
             in_column = self.split in table.column_names
             names = table[self.split].to_pylist() if in_column else [_folder_values(file)[self.split]] * len(table)
@@ -253,22 +253,22 @@ class ImageTable:
 
     @functools.cached_property
     def _position(self) -> dict[Any, int]:
-        """Position of the class of each value."""
+        """Index of the class of each value."""
         if self._rows.names:
             return {position: position for position in range(len(self._classes))}
         values = {value for labels in self._rows.labels for value in _as_list(labels) if _is_label(value)}
         return {value: position for position, value in enumerate(sorted(values))}
 
     def _positions(self, labels: Any) -> list[int]:
-        """Positions of the classes of one row, rising; empty where it has none, or one that is unknown."""
+        """Return the class indices of one row, ascending; empty if it has no label or an unknown one."""
         found = [self._position.get(value, -1) for value in _as_list(labels)]
         return [] if -1 in found else sorted(set(found))
 
     def _splits(self, kept: list[int], first_labels: list[int]) -> list[str]:
-        """The split of each kept row."""
+        """Return the split of each kept row."""
         keys = [f"{self._rows.files[row]}#{self._rows.numbers[row]}" for row in kept]
         named = [self._rows.splits[row] for row in kept]
-        # One of several labels divides no worse than none.
+        # With several labels, stratifying by one of them is no worse than by none.
         classes = np.array(first_labels, np.int16)
         if all(split is None for split in named):
             self._refuse("validation_fraction", _DEFAULT_VALIDATION, "its rows have no splits")
@@ -298,29 +298,29 @@ class ImageTable:
         refuse_without_effect(self.root, name, getattr(self, name), default, because)
 
     def _common_size(self) -> tuple[int, int]:
-        """Height and width of more than half of some images, spread over the rows; the others will be rejected."""
+        """Return height and width of more than half of some images, spread over the rows; others will be rejected."""
         rows = self._rows
         sizes: Counter[tuple[int, int]] = Counter()
         chosen = np.unique(np.linspace(0, len(rows.files) - 1, min(_SIZES_READ, len(rows.files)), dtype=np.int64))
         for row in chosen.tolist():
-            with suppress(BadRecordError):  # it is counted when it is read
+            with suppress(BadRecordError):  # the bad image is counted when it is read
                 sizes[upright_size(*self._image(rows.files[row], rows.numbers[row]))] += 1
         return common_size(self.root, sizes, looked_at=len(chosen))
 
 
 def _folder_values(file: str) -> dict[str, str]:
-    """What the folders of a file say as `column=value`, which Spark writes where a table is partitioned."""
+    """Return the values in a file's folder names, `column=value`, which Spark writes for partitioned tables."""
     return {name: value for name, _, value in (part.partition("=") for part in file.split("/")[:-1]) if value}
 
 
 def _names(schema: pa.Schema, column: str) -> list[str] | None:
-    """Names of the classes in Hugging Face's metadata: `ClassLabel`, or a sequence of it."""
+    """Return the names of the classes in Hugging Face's metadata: `ClassLabel`, or a sequence of it."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         feature = features[column]
         feature = feature[0] if isinstance(feature, list) else feature.get("feature", feature)
         return [str(name) for name in feature["names"]]
-    except (KeyError, ValueError, TypeError, IndexError, AttributeError):  # there is none, or of another version
+    except (KeyError, ValueError, TypeError, IndexError, AttributeError):  # missing, or of another version
         return None
 
 
@@ -341,5 +341,5 @@ def _as_list(labels: Any) -> list[Any]:
 
 
 def _is_label(value: Any) -> bool:
-    """Whether a value is a class; -1 stands for no label in tables whose test labels are secret."""
+    """Return whether a value is a class; -1 means no label in tables with secret test labels."""
     return value is not None and not (isinstance(value, int) and value < 0)

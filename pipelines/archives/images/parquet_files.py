@@ -1,4 +1,4 @@
-"""Parquet files of an archive: found, and read row by row."""
+"""Finds the Parquet files of an archive and reads them row by row."""
 
 import threading
 from collections import OrderedDict
@@ -12,7 +12,7 @@ from pipelines.archives.images.class_folders import list_folder, refuse_linked_f
 from pipelines.storage.folder import Folder
 
 INCOMPLETE = "_groundswell_incomplete"
-"""File in a folder while a DataFrame is written into it."""
+"""File that marks a folder while a DataFrame is written into it."""
 _SUFFIX = ".parquet"
 _DELTA_LOG, _ICEBERG_LOG, _ICEBERG_SUFFIX = "_delta_log", "metadata", ".metadata.json"
 _DEPTH = 3
@@ -20,18 +20,17 @@ _OPEN_FILES = 64
 
 
 def list_parquet_files(root: str) -> list[tuple[str, int]]:
-    """List the Parquet files of a folder and the folders in it, by path: path relative to `root`, and bytes.
+    """List the Parquet files of a folder and its subfolders, by path: path relative to `root`, and size in bytes.
 
-    Names that start with an underscore or a dot are passed over, as Spark writes its own files so.
+    Names that start with an underscore or a dot are skipped, because Spark writes its own files so.
 
     Args:
-        root: A folder; or one file, whose relative path is empty.
+        root: Path or URL of a folder, or of one file, whose relative path is empty.
 
     Raises:
-        FileNotFoundError: There is no such folder.
-        ValueError: There are no Parquet files in it, or not all that are to be there, or some that are not read: links
-            that lead out of the folder, and files in folders of more than two levels. Or a folder is a table whose log
-            says which of its rows are valid.
+        FileNotFoundError: The folder does not exist.
+        ValueError: It has no Parquet files, or some are missing or cannot be listed: links that lead out of the folder,
+            and files more than two levels deep. Or a folder is a table whose log says which of its rows are valid.
     """
     if root.endswith(_SUFFIX):
         folder, _, name = root.rpartition("/")
@@ -75,7 +74,7 @@ def _list(root: str, folder: str, depth: int) -> list[tuple[str, int]]:
 
 
 def _kind_of_table(root: str, prefix: str, folders: list[str]) -> str | None:
-    """The format of a table with a log, without which removed rows and old versions of rows are read too."""
+    """Return the format of a table with a log: reading it without the log would include removed and old rows."""
     if _DELTA_LOG in folders:
         return "a Delta"
     if _ICEBERG_LOG in folders:
@@ -85,14 +84,14 @@ def _kind_of_table(root: str, prefix: str, folders: list[str]) -> str | None:
 
 
 class ParquetRows:
-    """Reads single values of one column; keeps the row groups that were used last, up to half a GiB per process.
+    """A reader of single values; it caches the row groups used last, up to half a GiB per process.
 
-    A Parquet file has no place for a row: its whole row group is decoded. Archives with row groups of some MiB are read
-    fastest in random order.
+    A Parquet file has no position for a row: its whole row group is decoded. In random order, archives with row groups
+    of some MiB are read fastest.
     """
 
     def __init__(self, cached_bytes: int = 1 << 29) -> None:
-        """Nothing is open; of the values that were read, at most `cached_bytes` and one row group are kept."""
+        """Create a reader; it caches read values of at most `cached_bytes` and one row group."""
         self._cached_bytes = cached_bytes
         self._lock = threading.Lock()
         self._files: OrderedDict[tuple[str, str], tuple[pq.ParquetFile, list[int]]] = OrderedDict()
@@ -102,15 +101,15 @@ class ParquetRows:
         """Return one value as a Python object.
 
         Args:
-            path: A file, or its URL.
+            path: Path or URL of the file.
             row: Number of the row in the file.
             column: Name of a column.
-            opened_as: Who reads: each opens the file anew, which may be another one than before.
+            opened_as: Name of the reader; each reader opens the file itself, because the file may have been replaced.
 
         Raises:
             OSError, pa.ArrowException, LookupError: The file is missing or damaged, or has no such row.
         """
-        with self._lock:  # a file that is open is not for several threads
+        with self._lock:  # several threads cannot use an open file
             opened = path, opened_as
             file, ends = self._opened(opened)
             group = next(number for number, end in enumerate(ends) if row < end)
@@ -141,10 +140,10 @@ class ParquetRows:
 
 
 def open_parquet(path: str) -> pq.ParquetFile:
-    """Open a file, or one behind a URL.
+    """Open a Parquet file by its path or URL.
 
     Raises:
-        OSError, pa.ArrowException: It is missing, or no Parquet file.
+        OSError, pa.ArrowException: The file is missing, or is not a Parquet file.
     """
     if is_local(path):
         return pq.ParquetFile(path)
@@ -153,5 +152,5 @@ def open_parquet(path: str) -> pq.ParquetFile:
 
 
 def path_of(root: str, file: str) -> str:
-    """The path or URL of a listed file."""
+    """Return the path or URL of a listed file."""
     return join(root, file) if file else root

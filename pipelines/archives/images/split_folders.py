@@ -17,12 +17,12 @@ SPLIT_OF_NAME = {
 
 @dataclass(frozen=True)
 class ClassTree:
-    """Class folders, those of train first, and the split of each."""
+    """Class folders, train first, and the split of each."""
 
     folders: list[str]
-    """`train/cat`, or `cat`."""
+    """Folders relative to the root: `train/cat`, or `cat`."""
     splits: list[str | None]
-    """One per folder; None where the archive has none."""
+    """Split of each folder; None if the archive has no splits."""
     rejected: list[dict[str, str]]
     """Rows of `REJECTED_SCHEMA`."""
 
@@ -30,15 +30,15 @@ class ClassTree:
 def find_class_folders(root: str, is_image: Callable[[str], bool]) -> ClassTree:
     """Find the class folders of `train/<class>` and the other splits, or of `<class>`.
 
-    Files beside class folders are no samples; where they are images they are rejected.
+    Files beside class folders are no samples; images among them are rejected.
 
     Args:
-        root: The archive.
-        is_image: Tells by its name whether a file is an image.
+        root: Path or URL of the archive.
+        is_image: Function that decides by a file's name whether it is an image.
 
     Raises:
-        FileNotFoundError: There is no such folder.
-        ValueError: There are no class folders, or splits are mixed with classes. The split train is missing, or a split
+        FileNotFoundError: The folder does not exist.
+        ValueError: It has no class folders, or splits are mixed with classes. The split train is missing, or a split
             exists twice. A class of another split is not in train. A folder is a link out of the archive.
     """
     top = list_folder(root)
@@ -47,7 +47,7 @@ def find_class_folders(root: str, is_image: Callable[[str], bool]) -> ClassTree:
     for contents in (top, *inside.values()):
         refuse_linked_folders(root, contents.rejected)
     rejected = top.rejected + [rejection(root, name, "not in a class folder") for name in stray]
-    # A class may be called `train`, as it has no folders in it.
+    # A class may be called `train`: it contains no folders.
     if not any(contents.folders for contents in inside.values()):
         if not top.folders or len(inside) == len(top.folders):
             raise ValueError(f"{root}: holds no class folders, expected <class>/* or train/<class>/*")

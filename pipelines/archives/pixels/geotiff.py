@@ -19,7 +19,7 @@ from pipelines.archives.files import DECODING, MISSING_FILE, is_local, read_remo
 from pipelines.archives.pixels.tiff_blocks import check_block_size, check_blocks, check_one_page
 from pipelines.archives.pixels.tiff_strips import copy_pixels, learn
 
-# A link would lead out of the archive, and a named pipe would block.
+# A link could lead out of the archive, and a named pipe would block.
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _OPEN_REASONS = {
     errno.ENOENT: MISSING_FILE,
@@ -27,31 +27,30 @@ _OPEN_REASONS = {
     errno.EISDIR: MISSING_FILE,
     errno.ELOOP: "symbolic link",
 }
-# A damaged coordinate system ends in a ValueError (of its characters or its meaning) or in GDAL's own error. Rasterio
-# 1.3's RasterioIOError is no RasterioError.
+# A damaged coordinate system raises a ValueError (bad characters or meaning) or GDAL's own error. Rasterio 1.3's
+# RasterioIOError is not a RasterioError.
 _GDAL_ERRORS = (RasterioError, RasterioIOError, CPLE_BaseError, ValueError)
 _NOT_READABLE = "not a readable GeoTIFF"
 _UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _IN_MEMORY = re.compile(rf"(?:/vsimem/{_UUID}/)?{_UUID}(?:\.tif)?")
-"""A file in memory as GDAL names it."""
-_LARGEST_HEADER = 4096  # bytes; of the files that are read without GDAL
+"""GDAL's name of a file in memory."""
+_LARGEST_HEADER = 4096  # bytes; for files that are read without GDAL
 
 
 def read_band_into(path: str, out: NDArray[np.generic], *, locate: bool = True) -> Georeference | None:
     """Read the pixels of one band file into `out`, which may be one band of an image: `image[..., band]`.
 
     Args:
-        path: A GeoTIFF file, or its URL.
-        out: `(height, width)`, of the size and dtype that the file must have; after an error it holds anything.
-        locate: Whether the place is asked for; of the bands of one sample, one says it.
+        path: Path or URL of a GeoTIFF file.
+        out: `(height, width)`, with the file's expected size and dtype; after an error its content is undefined.
+        locate: Whether to return the location; one band of a sample is enough.
 
     Returns:
-        Where the image lies; None where the file does not say so by the code of a coordinate reference system, or where
-        it is not asked for.
+        Location of the image. None without `locate`, or if the file names no coordinate reference system by its code.
 
     Raises:
-        BadRecordError: The file is missing, a symbolic link, truncated or no GeoTIFF, lacks blocks of pixels, has
-            several pages, or another size, dtype or number of bands.
+        BadRecordError: The file is missing, a symbolic link, truncated or not a GeoTIFF. Or it lacks blocks of pixels,
+            has several pages, or another size, dtype or number of bands.
     """
     limit = out.nbytes + _LARGEST_HEADER
     data = read_file(path, limit)
@@ -66,10 +65,10 @@ def read_band_into(path: str, out: NDArray[np.generic], *, locate: bool = True) 
 
 
 def read_file(path: str, limit: int) -> bytes:
-    """Read a file of the archive, at most the first `limit` bytes of it.
+    """Read at most the first `limit` bytes of a file of the archive.
 
     Raises:
-        BadRecordError: It is missing, a symbolic link or cannot be read.
+        BadRecordError: The file is missing, a symbolic link, or cannot be read.
     """
     if not is_local(path):
         return read_remote(path, limit)
@@ -96,10 +95,10 @@ def _read_with_gdal(
 
 
 def georeference_of(source: rasterio.DatasetReader) -> Georeference | None:
-    """Give the place of an opened image; None if its coordinate system has no EPSG code, or if the image is turned.
+    """Return the location of an opened image; None if it is rotated, or its coordinate system has no EPSG code.
 
     Args:
-        source: Its affine transform maps the outer corner of the upper left pixel to `(x0, y0)`.
+        source: The image; its affine transform maps the outer corner of the upper left pixel to `(x0, y0)`.
     """
     epsg = source.crs.to_epsg() if source.crs else None
     transform = source.transform
@@ -110,18 +109,18 @@ def georeference_of(source: rasterio.DatasetReader) -> Georeference | None:
 
 @contextmanager
 def open_with_gdal(path: str, data: bytes | None = None) -> Iterator[rasterio.DatasetReader]:
-    """Open a GeoTIFF file of the archive; GDAL's errors, then and while it is read, become bad records.
+    """Open a GeoTIFF file of the archive; GDAL's errors on opening and reading become bad records.
 
     Args:
-        path: A local file; or the name of what `data` holds.
-        data: All bytes of a file that is not local.
+        path: Path of a local file; or the name of the file in `data`.
+        data: All bytes of a remote file.
 
     Raises:
         BadRecordError: The file is missing, or GDAL cannot read it.
     """
     if data is None and not Path(path).is_file():
         raise BadRecordError(path, MISSING_FILE, "no regular file")
-    if data == b"":  # rasterio would take it for a file to be written
+    if data == b"":  # rasterio would open it for writing
         raise BadRecordError(path, _NOT_READABLE, "empty file")
     try:
         # Without EMPTY_DIR GDAL lists the folder for sidecar files at every open.
@@ -135,17 +134,17 @@ def open_with_gdal(path: str, data: bytes | None = None) -> Iterator[rasterio.Da
     except BadRecordError:
         raise
     except _GDAL_ERRORS as error:
-        # Rasterio's own message only points at an earlier exception, GDAL's, which has the reason.
+        # Rasterio's own message only refers to GDAL's earlier exception, which contains the reason.
         reason = " ".join(str(error.__cause__ or error).split())
         raise BadRecordError(path, _NOT_READABLE, without_place(reason, path)) from error
 
 
 def without_place(detail: str, path: str) -> str:
-    """Name a file in GDAL's words by its last name alone: a remote one has another random path whenever it is read.
+    """Replace a file's path in GDAL's message by its last name; GDAL uses a random path for each read of a remote file.
 
     Args:
-        detail: GDAL's words.
-        path: The file, or its URL.
+        detail: GDAL's message.
+        path: Path or URL of the file.
     """
     name = path.rpartition("/")[2]
     return _IN_MEMORY.sub(lambda _: name, detail.replace(path, name))

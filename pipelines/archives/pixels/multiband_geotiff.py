@@ -17,11 +17,11 @@ def read_bands(path: str | PathLike[str], out: NDArray[Any]) -> Georeference | N
     """Read all bands of one file into `out`, `(height, width, bands)`, exactly as stored.
 
     Args:
-        path: A GeoTIFF file, or its URL.
-        out: Array of the size, number of bands and dtype that the file must have; after an error it holds anything.
+        path: Path or URL of a GeoTIFF file.
+        out: Array with the file's expected size, number of bands and dtype; after an error its content is undefined.
 
     Returns:
-        Where the image lies, as `geotiff.read_band_into`.
+        Location of the image, see `geotiff.read_band_into`.
 
     Raises:
         BadRecordError: The file is missing, truncated or no GeoTIFF, lacks blocks of pixels, has several pages, or

@@ -1,4 +1,4 @@
-"""One JPEG or PNG file as RGB pixels."""
+"""Reads one JPEG or PNG file as RGB pixels."""
 
 import io
 import struct
@@ -29,7 +29,7 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 _SIDEWAYS = (5, 6, 7, 8)
-# What Pillow's parsers were seen to raise on damaged files.
+# Errors of Pillow's parsers that were observed on damaged files.
 _DAMAGE = (
     OSError,
     SyntaxError,
@@ -46,28 +46,28 @@ _DAMAGE = (
 def read_rgb(
     path: str | PathLike[str], out: NDArray[np.uint8], *, fit: bool = False, data: bytes | None = None
 ) -> None:
-    """Decode an image into `out`, `(height, width, 3)`, as it is to be seen.
+    """Decode an image into `out`, `(height, width, 3)`, in its upright orientation.
 
-    The orientation that EXIF notes is applied. Grey, palette and CMYK images become RGB; transparency is left out;
-    of 16-bit samples the upper 8 bits are taken. What counts is the format, not the suffix.
+    The orientation in EXIF is applied. Grey, palette and CMYK images become RGB; transparency is dropped; of 16-bit
+    samples the upper 8 bits are used. The format counts, not the suffix.
 
-    A PNG is checked against its checksums. A JPEG has none: data that is cut off is found, flipped bits mostly are not.
+    A PNG is checked against its checksums. A JPEG has none: truncated data is found, flipped bits mostly are not.
 
     Args:
-        path: A file, or its URL.
-        out: Every pixel is written.
-        fit: Scale the shorter side to that of `out`, a square, and cut it from the centre (antialiased bilinear); else
-            the image must have the size of `out`.
-        data: The encoded image, where it is no file of its own; `path` then only names it.
+        path: Path or URL of the file.
+        out: Array in which every pixel is written.
+        fit: Whether to scale the shorter side to that of `out`, a square, and to cut it from the centre (antialiased
+            bilinear). Otherwise the image must have the size of `out`.
+        data: The encoded image, if it is not a file; then `path` is only its name.
 
     Raises:
-        BadRecordError: The file is missing, damaged, animated, of another format, of the wrong size, or so large that
-            Pillow's limit `MAX_IMAGE_PIXELS` takes it for an attack.
-        RuntimeError: Some other code made Pillow fill truncated images with grey.
+        BadRecordError: The file is missing, damaged, animated, of another format or of the wrong size. Or it exceeds
+            Pillow's limit `MAX_IMAGE_PIXELS`, which guards against attacks.
+        RuntimeError: Other code made Pillow fill truncated images with grey.
     """
     height, width = out.shape[:2]
     with _opened(path, data) as image:
-        # Palettes and the like cannot be interpolated, so RGB comes before the resizing.
+        # Palettes cannot be interpolated, so the conversion to RGB comes before the resizing.
         upright = _to_rgb(image)
         orientation = image.getexif().get(_ORIENTATION)
         if orientation in _UPRIGHT:
@@ -81,10 +81,10 @@ def read_rgb(
 
 
 def upright_size(path: str | PathLike[str], data: bytes | None = None) -> tuple[int, int]:
-    """Height and width that `read_rgb` gives without `fit`; pixels are decoded only where EXIF is behind them.
+    """Return height and width that `read_rgb` gives without `fit`; pixels are decoded only if EXIF follows them.
 
     Raises:
-        BadRecordError: As `read_rgb`, as far as the header shows it.
+        BadRecordError: `read_rgb` would fail, as far as the header shows it.
     """
     with _opened(path, data) as image:
         width, height = image.size
@@ -102,7 +102,7 @@ def _opened(path: str | PathLike[str], data: bytes | None) -> Iterator[Image.Ima
         if data is None:
             data = Path(path).read_bytes()
         with DECODING, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # remarks about odd metadata
+            warnings.simplefilter("ignore")  # remarks about unusual metadata
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
                 if image.format == "PNG":
@@ -110,7 +110,7 @@ def _opened(path: str | PathLike[str], data: bytes | None) -> Iterator[Image.Ima
                 yield image
     except BadRecordError:
         raise
-    except UnidentifiedImageError as error:  # its text holds an address in memory
+    except UnidentifiedImageError as error:  # its text contains a memory address
         raise BadRecordError(path, "not a readable JPEG or PNG") from error
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise BadRecordError(path, "too many pixels", " ".join(str(error).split())) from error
@@ -122,7 +122,7 @@ def _check_png(path: str | PathLike[str], data: bytes, image: Image.Image) -> No
     if getattr(image, "is_animated", False):
         raise BadRecordError(path, "animated image", f"{getattr(image, 'n_frames', 0)} frames")
     with Image.open(io.BytesIO(data), formats=("PNG",)) as again:
-        again.verify()  # every chunk's checksum, which decoding passes over; the image is spent by it
+        again.verify()  # every chunk's checksum, which decoding skips; the image cannot be used afterwards
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -132,7 +132,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _centre_square(image: Image.Image, side: int) -> Image.Image:
-    """Cut the largest square from the centre and scale it: what scaling first gives, in one step."""
+    """Cut the largest square from the centre and scale it; in one step this equals scaling first."""
     width, height = image.size
     shorter = min(width, height)
     left, top = (width - shorter) / 2, (height - shorter) / 2
@@ -140,15 +140,15 @@ def _centre_square(image: Image.Image, side: int) -> Image.Image:
 
 
 def common_size(root: str, sizes: Counter[tuple[int, int]], *, looked_at: int) -> tuple[int, int]:
-    """Return height and width of more than half of some images.
+    """Return the height and width of more than half of some images.
 
     Args:
         root: The archive, for messages.
-        sizes: Number of images of each height and width, of those that can be read.
-        looked_at: Number of images that were looked at.
+        sizes: Number of readable images by height and width.
+        looked_at: Number of images that were read.
 
     Raises:
-        ValueError: None can be read, or no size is that of more than half of them.
+        ValueError: No image can be read, or no size occurs in more than half of them.
     """
     if not sizes:
         raise ValueError(f"{root}: none of {looked_at} images can be read")

@@ -1,4 +1,4 @@
-"""Checks that GDAL does not make: absent or damaged blocks (strips or tiles) of a GeoTIFF, and further pages."""
+"""Checks that GDAL does not make: missing or damaged blocks (strips or tiles) of a GeoTIFF, and further pages."""
 
 import io
 import itertools
@@ -16,16 +16,16 @@ _LARGEST_BLOCK = 1 << 24  # pixels
 
 
 def check_one_page(path: str, source: rasterio.DatasetReader) -> None:
-    """Raise BadRecordError where a file has several pages (TIFF directories): GDAL reads the first without a word.
+    """Raise BadRecordError if a file has several pages (TIFF directories): GDAL reads the first without a warning.
 
-    Overviews (pages of lower resolution) and masks belong to the first page, and are not counted.
+    Overviews (pages of lower resolution) and masks belong to the first page and are not counted.
     """
     if source.subdatasets:
         raise BadRecordError(path, "several pages", f"{len(source.subdatasets)}, expected 1 with all bands in it")
 
 
 def check_block_size(path: str, source: rasterio.DatasetReader) -> None:
-    """Raise BadRecordError where a block is huge: GDAL allocates a whole one, however small the image."""
+    """Raise BadRecordError if a block is huge: GDAL allocates a whole block even for a small image."""
     height, width = source.block_shapes[0]
     if height * width > _LARGEST_BLOCK:
         raise BadRecordError(path, "wrong blocks", f"of {height} x {width} pixels")
@@ -35,14 +35,14 @@ def check_blocks(path: str, source: rasterio.DatasetReader, data: bytes | None =
     """Check the blocks of every band.
 
     Args:
-        path: The file.
-        source: The file, opened.
-        data: All bytes of a file that is not local.
+        path: Path of the file.
+        source: The opened file.
+        data: All bytes of a remote file.
 
     Raises:
-        BadRecordError: A block has no bytes in the file, as an interrupted writer leaves it: GDAL invents its pixels.
-            Or a deflated one fails its checksum, which GDAL skips where damaged bytes inflate to more than the block:
-            it returns wrong pixels, the last of them whatever was in memory.
+        BadRecordError: A block has no bytes in the file, as after an interrupted write: GDAL invents its pixels. Or a
+            deflated block fails its checksum. GDAL skips the checksum if damaged bytes inflate to more than the block.
+            It then returns wrong pixels, and the last of them are uninitialised memory.
     """
     blocks = list(_blocks(path, source))
     if source.compression == Compression.deflate:
@@ -53,10 +53,10 @@ def check_blocks(path: str, source: rasterio.DatasetReader, data: bytes | None =
 
 
 def _blocks(path: str, source: rasterio.DatasetReader) -> Iterator[tuple[str, int, int, int]]:
-    """Name, offset, bytes in the file and values of every block; a strip ends where the image does, a tile need not."""
+    """Yield name, offset, file bytes and values of every block; a strip ends with the image, a tile need not."""
     block_height, block_width = source.block_shapes[0]
     rows, columns = -(-source.height // block_height), -(-source.width // block_width)
-    # Interleaved by pixel, each band names the same blocks, which hold all bands.
+    # With pixel interleaving every band lists the same blocks, which hold all bands.
     interleaved = source.count > 1 and source.interleaving == Interleaving.pixel
     bands = [1] if interleaved else source.indexes
     for band, row, column in itertools.product(bands, range(rows), range(columns)):

@@ -1,9 +1,9 @@
-"""Copies the pixels of a GeoTIFF without GDAL where the file is a header followed by the pixels as in memory.
+"""Copies the pixels of a GeoTIFF without GDAL if the file is a header followed by the pixels as in memory.
 
-GDAL needs about a millisecond to open a file, most of it for the georeference. But GDAL decides how a file is read.
-So a file is copied only under two conditions. Its directory is of the plain kind that `is_plain` describes. And GDAL
-has read, in this process, a file with the same header, byte by byte, and got the pixels that a copy gives. Only the
-corner's coordinates may differ: they are what differs from patch to patch in an archive.
+GDAL needs about a millisecond to open a file, mostly for the georeference. But GDAL decides how a file is read. So a
+file is copied only under two conditions. Its directory is of the plain kind that `is_plain` describes. And GDAL has
+read, in this process, a file with the same header, byte by byte, and got the same pixels as a copy. Only the corner's
+coordinates may differ, because they differ between the patches of an archive.
 """
 
 import itertools
@@ -25,7 +25,7 @@ _BESIDE_THE_PIXELS = {270, 305, 306, 33550, 33922, 34264, 34735, 34736, 34737, 4
 # Tag 33922, the corner: one pair of pixel and map coordinates, so 6 doubles.
 _CORNER = struct.pack("<HHI", 33922, _DOUBLE, 6)
 _CORNER_BYTES = 48
-_MAP_COORDINATES = 24  # byte within the corner, behind the pixel's three doubles
+_MAP_COORDINATES = 24  # byte within the corner, after the pixel's three doubles
 _TWO_DOUBLES = struct.Struct("<dd")
 _DIRECTORY = 10  # after byte order, version, the directory's offset and the number of its entries
 _ENTRY_BYTES = 12
@@ -35,15 +35,15 @@ _Key = tuple[int, int, bytes, tuple[int, ...], str]
 
 @dataclass(frozen=True)
 class Header:
-    """The knowledge about all files whose headers differ in the corner's coordinates only."""
+    """The knowledge about all files whose headers differ only in the corner's coordinates."""
 
     first: Georeference | None
-    """The place that GDAL found in the first of these files."""
+    """Location that GDAL found in the first of these files."""
     corner: int | None
-    """Byte of the corner's map coordinates; None where the header has no corner."""
+    """Byte of the corner's map coordinates; None if the header has no corner."""
 
     def georeference(self, data: bytes) -> Georeference | None:
-        """Give the place of the image whose file holds `data`."""
+        """Return the location of the image whose file contains `data`."""
         if self.first is None or self.corner is None:
             return self.first
         x, y = _TWO_DOUBLES.unpack_from(data, self.corner)
@@ -51,19 +51,19 @@ class Header:
 
 
 known_headers: dict[_Key, Header] = {}
-"""What GDAL has read in this process."""
-MOST_HEADERS = 4096  # an archive has some tens; this bounds the memory where every header is another
+"""Headers of files that GDAL has read in this process."""
+MOST_HEADERS = 4096  # an archive has some tens; this limits the memory if every header differs
 
 
 def copy_pixels(data: bytes, out: NDArray[np.generic]) -> Header | None:
-    """Copy the pixels of a whole file into `out`, `(height, width)`, where GDAL has read another file of its kind.
+    """Copy the pixels of a whole file into `out`, `(height, width)`, if GDAL has read another file of its kind.
 
     Args:
         data: All bytes of the file.
-        out: May be strided. Untouched where the result is None.
+        out: Array, possibly strided; unchanged if the result is None.
 
     Returns:
-        What is known of the file's header. If None, nothing was copied, and GDAL has to read the file.
+        The knowledge about the file's header. If None, nothing was copied, and GDAL has to read the file.
     """
     start = len(data) - out.nbytes
     header = known_headers.get(_key(data[:start], out)) if start > 0 else None
@@ -73,12 +73,12 @@ def copy_pixels(data: bytes, out: NDArray[np.generic]) -> Header | None:
 
 
 def learn(data: bytes, pixels: NDArray[np.generic], georeference: Georeference | None) -> None:
-    """Let files like this one be copied from now on, where that is sound.
+    """Allow copying of files like this one from now on, if that is safe.
 
     Args:
         data: All bytes of a file.
         pixels: Pixels that GDAL read from the file, `(height, width)`.
-        georeference: The place that GDAL found in the file.
+        georeference: Location that GDAL found in the file.
     """
     start = len(data) - pixels.nbytes
     if start <= 0 or len(known_headers) >= MOST_HEADERS:
@@ -88,13 +88,13 @@ def learn(data: bytes, pixels: NDArray[np.generic], georeference: Georeference |
     key = _key(data[:start], pixels)
     corner = key[1] + _MAP_COORDINATES if key[1] < start else None
     header = Header(georeference, corner)
-    # A corner inside the image, or the centre of a pixel, is left to GDAL: rounded as it does it.
+    # A corner inside the image, or the centre of a pixel, is left to GDAL and its rounding.
     if header.georeference(data) == georeference:
         known_headers[key] = header
 
 
 def _key(header: bytes, pixels: NDArray[np.generic]) -> _Key:
-    """All of the header but the corner's map coordinates, and where the corner is."""
+    """Return the header without the corner's map coordinates, and the position of the corner."""
     entry = header.find(_CORNER)
     place = int.from_bytes(header[entry + 8 : entry + _ENTRY_BYTES], "little") if entry >= 0 else len(header)
     # The corner's first three doubles are a pixel, which says how far the map coordinates are from the edge.
@@ -103,17 +103,17 @@ def _key(header: bytes, pixels: NDArray[np.generic]) -> _Key:
 
 
 def is_plain(header: bytes, pixels: NDArray[np.generic]) -> bool:
-    """Whether the header says that rows of pixels follow it, one after another to the end of the file.
+    """Return whether, according to the header, rows of pixels follow it without gaps to the end of the file.
 
     Such a file is a classic little-endian TIFF with one directory at its start. It has one band, in uncompressed
-    strips in order and without gaps. It has no tag but those that are known not to change the pixels.
+    strips in order and without gaps. All of its tags are known not to change the pixels.
 
     Args:
-        header: The file without as many bytes at its end as there are bytes of pixels.
+        header: The file without its last bytes, as many as the pixels take.
         pixels: An array of the expected size and dtype, `(height, width)`.
     """
     end = _DIRECTORY + _ENTRY_BYTES * int.from_bytes(header[8:10], "little")
-    # The directory is at byte 8 and none follows it.
+    # The directory is at byte 8, and no other one follows it.
     if header[:8] != b"II*\0\x08\0\0\0" or len(header) < end + 4 or header[end : end + 4] != bytes(4):
         return False
     entries = list(struct.iter_unpack("<HHII", header[_DIRECTORY:end]))
@@ -151,7 +151,7 @@ def _needed_values(start: int, pixels: NDArray[np.generic], rows_per_strip: int)
 
 
 def _integers(header: bytes, kind: int, count: int, field: int) -> tuple[int, ...] | None:
-    """The values of an entry; None where they are no 16 or 32 bit integers or are not in the header."""
+    """Return the values of an entry; None if they are not 16 or 32 bit integers or not in the header."""
     if kind not in (_SHORT, _LONG) or count == 0:
         return None
     size = count * _VALUE_BYTES[kind]
@@ -162,7 +162,7 @@ def _integers(header: bytes, kind: int, count: int, field: int) -> tuple[int, ..
 
 
 def _only_the_corner_is_left_out(header: bytes, end: int, entries: list[tuple[int, ...]]) -> bool:
-    """Whether the bytes that `_key` leaves out are the corner's coordinates and no other entry's value."""
+    """Return whether the bytes that `_key` leaves out are the corner's coordinates and no other entry's value."""
     entry = header.find(_CORNER)
     if entry < 0:
         return True

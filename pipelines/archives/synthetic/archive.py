@@ -1,4 +1,4 @@
-"""Invented BigEarthNet patches as an archive without files: each is drawn when it is read."""
+"""Synthetic BigEarthNet patches as an archive without files: each patch is drawn when it is read."""
 
 import functools
 import multiprocessing
@@ -21,9 +21,9 @@ from pipelines.sample import SPLITS
 
 KIND = "synthetic"
 
-_FORMAT = 1  # one more when the same seed draws other pixels
+_FORMAT = 1  # increased when the same seed draws other pixels
 PATCHES_PER_TASK = 256
-PATCHES_IN_PROCESS = 1024  # about a second; starting processes takes as long
+PATCHES_IN_PROCESS = 1024  # about a second of work, the time that starting processes takes
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class SyntheticBigEarthNet:
     """Unused, because there are no files."""
     _: KW_ONLY
     train: int
-    """Patches in the training split."""
+    """Number of patches in the training split."""
     validation: int
-    """Patches in the validation split."""
+    """Number of patches in the validation split."""
     test: int
-    """Patches in the test split."""
+    """Number of patches in the test split."""
     seed: int = SyntheticConfig.default("seed")
     """Seed of everything random, 0 or more."""
 
@@ -57,8 +57,8 @@ class SyntheticBigEarthNet:
     def index(self) -> ArchiveIndex:
         """List the patches by number, which is also their path.
 
-        Labels are those of the patch's map of land covers, which is drawn for it: about a millisecond a patch and core.
-        Many are drawn by processes that are spawned, so a script calls this below `if __name__ == "__main__":`.
+        Labels come from the patch's map of land covers, which takes about a millisecond per patch and core to draw.
+        Spawned processes draw many patches, so a script calls this below `if __name__ == "__main__":`.
         """
         counts = self._counts()
         numbers = range(sum(counts.values()))
@@ -78,7 +78,7 @@ class SyntheticBigEarthNet:
 
     @property
     def read_settings(self) -> dict[str, int | None]:
-        """The seed of the pixels, and the version of the program that draws them."""
+        """Seed of the pixels, and the version of the code that draws them."""
         return {"synthetic_format": _FORMAT, "synthetic_seed": self.seed}
 
     def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> Georeference:

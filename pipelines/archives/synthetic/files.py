@@ -1,6 +1,6 @@
-"""A BigEarthNet v2.0 archive of invented patches, in the layout and the file format of the real one.
+"""A BigEarthNet v2.0 archive of synthetic patches, in the layout and the file format of the real one.
 
-For a first run without the 60 GB download, for tests and for demonstrations: scores on it say nothing about real data.
+It serves first runs without the 60 GB download, tests and demonstrations: its scores say nothing about real data.
 """
 
 import functools
@@ -53,19 +53,19 @@ def generate_bigearthnet_v2(
     processes: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Generate an archive that `BigEarthNetV2` opens; do nothing if `root` is exactly this archive already.
+    """Generate an archive that `BigEarthNetV2` opens; do nothing if `root` is already exactly this archive.
 
-    A patch is a pure function of the seed and its number, whatever the number of processes. The archive appears under
-    its name only when it is complete. Worker processes are spawned, because the threads of Spark or TensorFlow do not
-    survive a fork. So a script calls this below `if __name__ == "__main__":`.
+    A patch is a pure function of the seed and its number, for any number of processes. The archive gets its name only
+    when it is complete. Worker processes are spawned, because the threads of Spark or TensorFlow do not survive a
+    fork. So a script calls this below `if __name__ == "__main__":`.
 
     Args:
-        root: Folder to make; may exist when empty.
-        train: Patches in the training split.
-        validation: Patches in the validation split.
-        test: Patches in the test split.
+        root: Folder to make; it may exist if it is empty.
+        train: Number of patches in the training split.
+        validation: Number of patches in the validation split.
+        test: Number of patches in the test split.
         seed: Seed of everything random, 0 or more.
-        processes: Worker processes; by default one per core. With 1, all happens in this process.
+        processes: Number of worker processes, by default one per core. With 1, this process does everything.
         progress: Called with 1 for each finished patch, e.g. `tqdm.update`.
 
     Raises:
@@ -104,7 +104,7 @@ def _checked_total(counts: dict[str, int], seed: int, processes: int | None) -> 
 
 
 def _holds(root: Path, recipe: bytes) -> bool:
-    """Whether `root` was completed by the same call: `metadata.parquet` comes last and carries the recipe."""
+    """Return whether the same call completed `root`: `metadata.parquet` is written last and contains the recipe."""
     path = root / METADATA
     if not path.is_file():
         return False
@@ -115,7 +115,7 @@ def _holds(root: Path, recipe: bytes) -> bool:
 
 
 def _write_patches(root: Path, seed: int, total: int, processes: int) -> Iterator[tuple[int, ...]]:
-    """Write the files of patches 0 to total - 1; yields their labels in this order."""
+    """Write the files of patches 0 to total - 1; yield their labels in this order."""
     write = functools.partial(_write_patch, root, seed)
     processes = min(processes, -(-total // _PATCHES_PER_TASK))
     if processes == 1:
@@ -139,7 +139,7 @@ def _write_patch(root: Path, seed: int, number: int) -> tuple[int, ...]:
 
 
 def _write_band(path: Path, pixels: NDArray[np.uint16], place: Patch) -> None:
-    """Write one band as the real files are: GDAL's default strips, uncompressed, 0 for a missing pixel."""
+    """Write one band in the format of the real files: GDAL's default strips, uncompressed, 0 for a missing pixel."""
     height, width = pixels.shape
     metres = PATCH_METRES / height
     profile = {

@@ -1,7 +1,7 @@
-"""Invented land covers and what a Sentinel-2 sensor would see of them: the pixels of one synthetic patch.
+"""The pixels of one synthetic patch: invented land covers, as a Sentinel-2 sensor would see them.
 
 Everything is a pure function of (seed, patch number): a map of 1 to 5 land covers at 10 m, then 12 bands that share it.
-A class has its own spectrum, but the patch's illumination, the variety within a class and noise make spectra overlap.
+Every class has its spectrum, but the patch's illumination, the variety within a class and noise make spectra overlap.
 On another processor a floating-point sum may round differently and change a pixel by 1.
 """
 
@@ -16,7 +16,7 @@ from pipelines.sample import ImageGroup
 PIXELS = 120
 """Rows and columns of the map of land covers, 10 m each."""
 MINIMUM_COVER = 0.05
-"""A class is in a patch when it covers at least this fraction of it; smaller covers are given to their neighbours."""
+"""Least fraction of a patch that a class must cover to be in it; smaller covers go to their neighbours."""
 
 _BANDS = ("B01", "B02", "B03", "B04", "B05", "B06", "B07", "B08", "B8A", "B09", "B11", "B12")
 # Relative frequency of the class, then invented but plausible reflectances x 10,000 in the order of _BANDS.
@@ -54,11 +54,11 @@ _FREQUENCIES = np.array([_CLASSES[name][0] for name in BIGEARTHNET_19])
 _SPECTRA = np.array([_CLASSES[name][1] for name in BIGEARTHNET_19], np.float32)
 _COVER_COUNTS = (0.15, 0.2, 0.28, 0.22, 0.15)  # probability of 1, 2, ... 5 land covers in a patch
 
-# Standard deviations of the logarithm of the reflectance: what makes the classes overlap.
+# Standard deviations of the logarithm of the reflectance, which make the classes overlap.
 _ILLUMINATION = 0.10  # of the whole patch: sun, haze, season
 _CLASS_BRIGHTNESS = 0.05  # of a class between patches
-_CLASS_COLOUR = 0.03  # of a class between patches, each band on its own
-_TEXTURE = 0.08  # within a region, smooth over some 100 m, all bands alike
+_CLASS_COLOUR = 0.03  # of a class between patches, separately for each band
+_TEXTURE = 0.08  # within a region, smooth over some 100 m, equal in all bands
 _NOISE = 0.04  # of each pixel and band
 
 
@@ -68,7 +68,7 @@ def land_cover(seed: int, number: int) -> tuple[NDArray[np.uint8], tuple[int, ..
     Regions are nearest-site (Voronoi) cells of a plane bent by smooth noise; a class has one or two sites.
 
     Returns:
-        The map `(120, 120)` of indices into `BIGEARTHNET_19`, and the indices that occur in it, ascending: the labels.
+        The map `(120, 120)` of indices into `BIGEARTHNET_19`, and the indices in it, ascending: the labels.
     """
     generator = np.random.default_rng([seed, number, 0])
     count = 1 + generator.choice(len(_COVER_COUNTS), p=_COVER_COUNTS)
@@ -79,7 +79,7 @@ def land_cover(seed: int, number: int) -> tuple[NDArray[np.uint8], tuple[int, ..
     distances = (rows - places[0]) ** 2 + (columns - places[1]) ** 2
     drawn = sites[distances.argmin(axis=0)]
     fractions = np.bincount(drawn.ravel(), minlength=len(BIGEARTHNET_19)) / drawn.size
-    # Without the sites of a small class the others only grow: one pass is enough.
+    # Without the sites of a small class the others only grow, so one pass is enough.
     kept = fractions[sites] >= MINIMUM_COVER
     cover = sites[kept][distances[kept].argmin(axis=0)]
     return cover, tuple(np.unique(cover).tolist())
@@ -90,7 +90,7 @@ def render(
 ) -> tuple[dict[str, NDArray[np.uint16]], tuple[int, ...]]:
     """Draw the bands of a patch over its land covers, as reflectance x 10,000.
 
-    A coarse band sees the mean of the 10 m pixels below each of its own, so shares of classes mix within a pixel.
+    A coarse band is the mean of the 10 m pixels below each of its own, so shares of classes mix within a pixel.
 
     Args:
         seed: Seed of the archive.
@@ -126,7 +126,7 @@ def _observe(
 
 
 def _smooth_noise(generator: np.random.Generator, count: int) -> NDArray[np.float32]:
-    """Fields `(count, 120, 120)` of about unit deviation: random values on a coarse grid, interpolated."""
+    """Draw fields `(count, 120, 120)` of about unit deviation: random values on a coarse grid, interpolated."""
     weights = _interpolation()
     coarse = generator.standard_normal((count, weights.shape[1], weights.shape[1]), np.float32)
     return weights @ coarse @ weights.T
@@ -134,7 +134,7 @@ def _smooth_noise(generator: np.random.Generator, count: int) -> NDArray[np.floa
 
 @functools.cache
 def _interpolation(knots: int = 10) -> NDArray[np.float32]:
-    """Weights `(120, knots)` of a smooth interpolation between equally spaced values, each row of unit length."""
+    """Return weights `(120, knots)` of a smooth interpolation between equally spaced values, rows of unit length."""
     distance = np.linspace(0, knots - 1, PIXELS)[:, None] - np.arange(knots)
     weights = np.exp(-(distance**2))
     unit: NDArray[np.float32] = (weights / np.linalg.norm(weights, axis=1, keepdims=True)).astype(np.float32)

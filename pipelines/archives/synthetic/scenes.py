@@ -1,4 +1,4 @@
-"""Names and places of synthetic patches: invented acquisitions over real tiles of the Sentinel-2 grid."""
+"""Names and locations of synthetic patches: invented acquisitions over real tiles of the Sentinel-2 grid."""
 
 from dataclasses import dataclass
 
@@ -15,9 +15,9 @@ class Scene:
     epsg: int
     """Code of the tile's UTM zone."""
     west: int
-    """Left edge of the tile, metres."""
+    """Left edge of the tile in metres."""
     north: int
-    """Upper edge of the tile, metres."""
+    """Upper edge of the tile in metres."""
     country: str
 
     @property
@@ -41,24 +41,24 @@ class Patch:
 
     @property
     def s2v1_name(self) -> str:
-        """Name that the patch would have in v1.0: no baseline, orbit and tile, no padding."""
+        """Name of the patch in v1.0: no baseline, orbit and tile, no padding."""
         acquisition = "_".join(self.scene.name.split("_")[:3])
         return f"{acquisition}_{self.column}_{self.row}"
 
     @property
     def s1_name(self) -> str:
-        """Name that its radar patch would have: the same day at 06:00."""
+        """Name of the radar patch: the same day at 06:00."""
         sensing = self.scene.name.split("_")[2]
         return f"S1A_IW_GRDH_1SDV_{sensing[:8]}T060000_{self.scene.tile}_{self.column}_{self.row}"
 
     @property
     def west(self) -> int:
-        """Left edge, metres."""
+        """Left edge in metres."""
         return self.scene.west + self.column * PATCH_METRES
 
     @property
     def north(self) -> int:
-        """Upper edge, metres."""
+        """Upper edge in metres."""
         return self.scene.north - self.row * PATCH_METRES
 
 
@@ -77,11 +77,11 @@ SCENES = (
     Scene("S2B_MSIL2A_20180528T095029_N9999_R079_T35VNK", 32635, 499980, 7000020, "Finland"),
 )
 CAPACITY = len(SCENES) * _PATCHES_ACROSS**2
-"""Patches that there are places for: no two patches of an archive share one."""
+"""Largest number of patches: no two patches of an archive share a location."""
 
 
 def patch(number: int) -> Patch:
-    """Place of the patch with this number, from 0 to `CAPACITY - 1`: neighbours in number are in different scenes."""
+    """Return the patch with this number, from 0 to `CAPACITY - 1`; neighbouring numbers are in different scenes."""
     cell, scene = divmod(number, len(SCENES))
     column, row = divmod(cell, _PATCHES_ACROSS)
     return Patch(SCENES[scene], column, row)

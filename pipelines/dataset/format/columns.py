@@ -27,7 +27,7 @@ METADATA_SCHEMA = pa.schema(
         pa.field("y0", pa.float64()),
     ]
 )
-"""Columns that say what is known of a sample; null where the archive does not know it.
+"""Columns of metadata about a sample; null where the archive does not know a value.
 
 They are for queries (Spark, DuckDB, Polars), not for training. `season` is meteorological, on the northern hemisphere.
 `flags` holds `snow` and `cloud_or_shadow`. `x0` and `y0` are the upper left corner in the coordinate reference system
@@ -44,7 +44,7 @@ def metadata_columns(
     Args:
         samples: Rows of the archive's index (`INDEX_SCHEMA`).
         class_names: Name of every class index.
-        georeferences: The place of each row's image, by its files.
+        georeferences: Location of each row's image, from its files.
     """
     labels = samples["labels"].combine_chunks()
     offsets = np.concatenate([[0], np.cumsum(pc.list_value_length(labels).to_numpy(zero_copy_only=False))])
@@ -60,15 +60,15 @@ def metadata_columns(
 
 
 def plain_values(table: pa.Table, arrays: Collection[str]) -> bytes:
-    """Give the values of the plain columns of a row group as bytes: what a shard's digest is taken of.
+    """Return the values of the plain columns of a row group as bytes, from which a shard's digest is computed.
 
-    For each column, in file order: its name and a line feed, a byte per row that is 0 where the value is missing, and
-    the values. Numbers are little-endian, dates are 32-bit days since 1970, missing ones are 0. Texts and lists are the
-    32-bit lengths of all rows, followed by the UTF-8 bytes or by the items as a column of their own.
+    Columns follow each other in file order. Each is its name, a line feed, a byte per row that is 0 where the value is
+    missing, and the values. Numbers are little-endian, dates are 32-bit days since 1970, missing ones are 0. Texts and
+    lists are the 32-bit lengths of all rows, followed by the UTF-8 bytes or by the items as another column.
 
     Args:
         table: All rows of a row group. Wider types, as other programs write them, give the same bytes.
-        arrays: Columns that are left out: the column `crc32c` covers their values.
+        arrays: Columns to leave out, because the column `crc32c` covers their values.
 
     Raises:
         ValueError: A value does not fit the type that the column has in our own files.

@@ -1,4 +1,4 @@
-"""Columns of any Parquet file, brought to the encoding and the checksums of our own writer."""
+"""Converts the columns of any Parquet file to the encoding and the checksums of our own writer."""
 
 import numpy as np
 import pyarrow as pa
@@ -8,14 +8,14 @@ from pipelines.dataset.format.columns import CHECKSUM_FIELD
 from pipelines.dataset.format.layout import value_bytes, value_prefix
 from pipelines.dataset.format.rows import ColumnBuffer, Fields, row_checksum
 
-_LENGTH_BYTES = 4  # of the prefix, which Arrow's own values do not have
+_LENGTH_BYTES = 4  # length of the prefix; Arrow's own values have none
 
 
 def encoded(table: pa.Table, fields: Fields) -> pa.Table:
-    """Give the columns of fixed width, required, each value as our writer encodes it.
+    """Return the required columns of fixed width, each value encoded as our writer encodes it.
 
     Raises:
-        ValueError: A value is missing, is no array, or has another shape or dtype; names column and row.
+        ValueError: A value is missing, is no array, or has another shape or dtype. The message names column and row.
     """
     missing = [name for name in fields if name not in table.column_names]
     if missing:
@@ -49,19 +49,19 @@ def computed_checksums(table: pa.Table, fields: Fields) -> NDArray[np.uint32]:
 
 
 def array_bytes(table: pa.Table, name: str, fields: Fields) -> NDArray[np.uint8]:
-    """Give a column of `encoded`'s result as the bytes of its arrays, `(rows, bytes)`, without a copy."""
+    """Return a column of `encoded`'s result as the bytes of its arrays, `(rows, bytes)`, without a copy."""
     header = len(value_prefix(*fields[name])) - _LENGTH_BYTES
     return _values(table[name].combine_chunks(), value_bytes(*fields[name]) - _LENGTH_BYTES)[:, header:]
 
 
 def is_encoded(source: pa.Table, name: str, fields: Fields) -> bool:
-    """Whether every value of a binary column is exactly what our writer stores."""
+    """Return whether every value of a binary column is exactly what our writer stores."""
     return _is_encoded(source[name].combine_chunks(), *fields[name])
 
 
 def _values(array: pa.Array, width: int) -> NDArray[np.uint8]:
-    """Give the bytes of a binary array whose values all have one width, as `(rows, width)`."""
-    if isinstance(array, pa.ChunkedArray) or len(array) == 0:  # of no chunk at all
+    """Return the bytes of a binary array whose values all have one width, as `(rows, width)`."""
+    if isinstance(array, pa.ChunkedArray) or len(array) == 0:  # it has no chunk
         return np.empty((0, width), np.uint8)
     first = np.frombuffer(array.buffers()[1], np.int32)[array.offset]
     data = np.frombuffer(array.buffers()[2], np.uint8)
@@ -69,7 +69,7 @@ def _values(array: pa.Array, width: int) -> NDArray[np.uint8]:
 
 
 def _column(values: pa.Array, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> pa.Array:
-    if isinstance(values, pa.ChunkedArray):  # of no chunk at all
+    if isinstance(values, pa.ChunkedArray):  # it has no chunk
         values = pa.concat_arrays([pa.array([], pa.binary()), *values.chunks])
     if not pa.types.is_binary(values.type):
         raise ValueError(f"column {name!r} is {values.type}, expected binary arrays")
@@ -92,7 +92,7 @@ def _column(values: pa.Array, name: str, shape: tuple[int, ...], dtype: np.dtype
 
 
 def _is_encoded(values: pa.Array, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bool:
-    """Whether every value is what `ColumnBuffer` would write: then it is taken as it is."""
+    """Return whether every value is what `ColumnBuffer` would write, so that it needs no conversion."""
     if len(values) == 0:
         return True
     header = np.frombuffer(value_prefix(shape, dtype)[_LENGTH_BYTES:], np.uint8)

@@ -1,4 +1,4 @@
-"""The names of a dataset's files: what is ours, and so may be replaced or removed; nothing else ever is."""
+"""The names of a dataset's files. Only files that are ours are ever replaced or removed."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from pipelines.storage.folder import Folder
 from pipelines.storage.lease import LEASE_PREFIX, PROGRESS_FOLDER
 
 REJECTED_FILE = "_rejected.parquet"
-"""Readers that search folders for Parquet files pass over names with a leading underscore."""
+"""List of bad records. Readers that search folders for Parquet files skip names with a leading underscore."""
 REPORT_FILE = "report.html"
 INDEX_FILE = "_index.parquet"
 NOTES_FILE = "_notes.json.gz"
@@ -26,36 +26,36 @@ _SHARD = r"part-[0-9]{5,}\.parquet"
 _EARLIER = ".earlier"
 _NOTE = rf"[^/]+-{_SHARD}({re.escape(_EARLIER)})?\.json"
 _PROGRESS = rf"{PROGRESS_FOLDER}/(plan\.json|{_NOTE}|{LEASE_PREFIX}[0-9a-f]{{32}}\.json)"
-# What `Folder.new_file` writes before the file gets its name; an attempt that is killed leaves it behind.
+# `Folder.new_file` writes to this name before the file gets its own; a killed attempt leaves it behind.
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}")
 _REMOVED_AT_ONCE = 16
 
 
 def shard_name(split: str, number: int) -> str:
-    """Give the path of a shard, relative to the dataset."""
+    """Return the path of a shard, relative to the dataset."""
     return f"{split}/part-{number:05d}.parquet"
 
 
 def note_name(shard: str, *, earlier: bool = False) -> str:
-    """Give the path of the note that says that a shard is finished, relative to the dataset.
+    """Return the path of a shard's marker, which says that the shard is finished, relative to the dataset.
 
     Args:
         shard: Path of the shard.
-        earlier: Whether the note is that of a shard which is being written again.
+        earlier: Whether the marker describes a shard that is being rewritten.
     """
     return f"{PROGRESS_FOLDER}/{shard.replace('/', '-')}{_EARLIER * earlier}.json"
 
 
 def notes_in(folder: Folder) -> list[str]:
-    """List the notes in the folder of an unfinished dataset, also those whose shard is gone."""
+    """List the shard markers in the folder of an unfinished dataset, including those without a shard."""
     return [f"{PROGRESS_FOLDER}/{name}" for name in folder.names(PROGRESS_FOLDER) if re.fullmatch(_NOTE, name)]
 
 
 def files_of_finished(folder: Folder, manifest: Manifest) -> list[str]:
-    """List the files in the folder that its `dataset.json` shows to be ours.
+    """List the files of a finished dataset, which its `dataset.json` shows to be ours.
 
     Raises:
-        ValueError: There is another file; names it.
+        ValueError: The folder holds another file; the message names it.
     """
     shards = {shard.file for split in manifest.splits.values() for shard in split.shards}
     petastorm = {f"{split}/{PETASTORM_FILE}" for split in manifest.splits}
@@ -63,17 +63,17 @@ def files_of_finished(folder: Folder, manifest: Manifest) -> list[str]:
 
 
 def files_of_unfinished(folder: Folder, splits: Collection[str]) -> list[str]:
-    """List the files in a folder of unfinished work of these splits, of which our mark tells.
+    """List the files of an unfinished dataset with these splits, which our mark shows to be ours.
 
     Raises:
-        ValueError: There is another file; names it.
+        ValueError: The folder holds another file; the message names it.
     """
     ours = re.compile(rf"({'|'.join(map(re.escape, splits))})/({_SHARD}|{PETASTORM_FILE})")
     return _own_files(folder, lambda name: bool(splits and ours.fullmatch(name)) or _is_of_any(name))
 
 
 def is_progress(name: str) -> bool:
-    """Tell whether a file, by its path in the dataset, is one that a job keeps only while it runs."""
+    """Return whether a file, by its path in the dataset, exists only while a job runs."""
     return bool(re.fullmatch(_PROGRESS, _final_name(name)))
 
 
@@ -94,19 +94,19 @@ def _own_files(folder: Folder, is_ours: Callable[[str], bool]) -> list[str]:
 
 
 def _final_name(name: str) -> str:
-    """The name that a file gets when it is complete."""
+    """Return the name that a file gets when it is complete."""
     path = PurePosixPath(name)
     match = _TEMPORARY.fullmatch(path.name)
     return str(path.with_name(match[1])) if match else name
 
 
 def remove_files(folder: Folder, names: Iterable[str], *, last: Collection[str] = ()) -> None:
-    """Remove files by name, and the local folders that are empty then.
+    """Remove files by name, and the local folders that become empty.
 
     Args:
         folder: Folder of the files.
-        names: Paths relative to it; those that are gone already are passed over.
-        last: Those of the names that must be there as long as any other is: they prove whose files these are.
+        names: Paths relative to the folder; missing files are skipped.
+        last: Names to remove last, because these files prove to whom the others belong.
     """
     names = list(names)
     with ThreadPoolExecutor(1 if folder.is_local else _REMOVED_AT_ONCE) as pool:
@@ -116,23 +116,23 @@ def remove_files(folder: Folder, names: Iterable[str], *, last: Collection[str] 
             folder.remove(name)
     if folder.is_local:
         for parent in {PurePosixPath(name).parent for name in names} - {PurePosixPath(".")}:
-            with suppress(OSError):  # somebody else's file is in it, or it is gone
+            with suppress(OSError):  # the folder holds a file of somebody else, or was removed
                 (folder.path / parent).rmdir()
 
 
 def remove_empty(folder: Folder) -> None:
-    """Remove a local folder in which there is no file."""
+    """Remove a local folder that holds no file."""
     if folder.is_local:
         for parent, _, _ in os.walk(folder.path, topdown=False):
-            with suppress(OSError):  # a file is in it
+            with suppress(OSError):  # the folder holds a file
                 Path(parent).rmdir()
 
 
 def check_apart(archive_root: str, dataset: Folder) -> None:
-    """Make sure that archive and dataset do not contain each other.
+    """Make sure that neither of archive and dataset contains the other.
 
     Raises:
-        ValueError: They do.
+        ValueError: One of them contains the other.
     """
     if not archive_root:
         return
@@ -146,12 +146,12 @@ def check_apart(archive_root: str, dataset: Folder) -> None:
 
 
 def check_outside(setting: str, folder: Folder, dataset: Folder) -> None:
-    """Make sure that what a job writes is not in the dataset, which is neither repaired nor replaced with other files.
+    """Make sure that a job does not write into the dataset: foreign files would prevent its repair or replacement.
 
     Args:
         setting: Name of the setting that chooses the folder.
-        folder: Where the job writes. The dataset may be in it.
-        dataset: What the job reads.
+        folder: Folder that the job writes. The dataset may be in it.
+        dataset: Dataset that the job reads.
 
     Raises:
         ValueError: The folder is the dataset, or in it.
@@ -162,13 +162,13 @@ def check_outside(setting: str, folder: Folder, dataset: Folder) -> None:
 
 
 def dataset_around(place: Path) -> Path | None:
-    """The finished dataset that a file or folder of this machine is or is in; None where there is none.
+    """Return the finished dataset that is, or contains, a local file or folder; None if there is none.
 
     Symbolic links are followed. A run's folder has a `dataset.json` too, and no folders of splits.
     """
     place = place.resolve()
     for folder in (place, *place.parents):
-        with suppress(OSError, ValueError, AttributeError, TypeError):  # no such file, or of something else
+        with suppress(OSError, ValueError, AttributeError, TypeError):  # no such file, or a file of another kind
             splits = json.loads((folder / FILE_NAME).read_bytes()).get("splits", ())
             if any((folder / name).is_dir() for name in splits):
                 return folder
@@ -176,7 +176,7 @@ def dataset_around(place: Path) -> Path | None:
 
 
 def relation(folder: Folder, other: Folder) -> Literal["is", "is in", "contains"] | None:
-    """Tell whether a folder is another one, is in it or contains it; None where they are apart.
+    """Return how a folder is related to another one; None where they are apart.
 
     Symbolic links and `..` in paths are followed, and the schemes of one store count as the same.
     """
@@ -193,7 +193,7 @@ _SAME_STORE = {"s3a": "s3", "gcs": "gs", "abfss": "abfs", "az": "abfs"}
 
 
 def _parts(folder: Folder) -> tuple[str, ...]:
-    """The folders on the way; of a local folder, symbolic links followed."""
+    """Return the folders along the path; symbolic links of a local folder are followed."""
     if folder.is_local:
         return folder.path.resolve().parts
     scheme, _, rest = folder.url.partition("://")

@@ -1,9 +1,9 @@
-"""Where the rows of a Parquet file are, so that a row is read by its place and nothing is decoded.
+"""The position of each row in a Parquet file: rows are read by position, and nothing is decoded.
 
-A column chunk that is one uncompressed plain data page of required binary values of one width takes
-`rows * (4 + width)` bytes: each value follows its length in 4 little-endian bytes. The column of checksums takes
-`rows * 4` bytes. Our writer makes such files. Of other files nothing is assumed: the layout is checked when a file is
-opened, and the start of each value again when a row is read.
+A column chunk of required binary values of one width, as one uncompressed plain data page, takes
+`rows * (4 + width)` bytes. Each value follows its length in 4 little-endian bytes. The column of checksums takes
+`rows * 4` bytes. Our writer makes such files. Other files may differ, so the layout is checked when a file is opened.
+The start of each value is checked again when a row is read.
 """
 
 import os
@@ -34,13 +34,13 @@ _MAXIMUM_PAGE_HEADER_BYTES = 1024
 
 
 class LayoutError(ValueError):
-    """A readable Parquet file whose rows have no fixed places: compressed, in several pages, of other widths."""
+    """A readable Parquet file whose rows have no fixed positions: compressed, in several pages, or of other widths."""
 
 
 class OpenFile:
-    """A file descriptor that is closed with the last reference to it.
+    """A file descriptor that is closed when its last reference goes.
 
-    With `mapped`, rows that are in the page cache are copied from a map of the file, see `pipelines.dataset.gather`.
+    With `mapped`, rows in the page cache are copied from a map of the file, see `pipelines.dataset.gather`.
     """
 
     def __init__(self, path: Path, *, mapped: bool) -> None:
@@ -49,9 +49,9 @@ class OpenFile:
         weakref.finalize(self, os.close, self.descriptor)
         self.size = os.fstat(self.descriptor).st_size
         self.mapping = map_file(self.descriptor, self.size) if mapped else 0
-        """Address of the map; 0: there is none."""
+        """Address of the map; 0 without a map."""
         if self.mapping:
-            # Not when Python ends: a daemon thread may still be reading, and the process's end removes the map.
+            # Not when Python exits: a daemon thread may still be reading, and the end of the process removes the map.
             weakref.finalize(self, unmap, self.mapping, self.size).atexit = False
 
 
@@ -66,33 +66,35 @@ class RowGroup:
     starts: tuple[int, ...]
     """Byte of the first row's length prefix, by column in the order of the fields."""
     checksums: NDArray[np.uint32] | None = field(default=None, compare=False)
-    """`(rows,)`, as stored; None where they were not asked for."""
+    """Stored checksums, `(rows,)`; None where the caller did not ask for them."""
     unchecked: NDArray[np.bool_] | None = field(default=None, compare=False)
-    """`(rows,)`, whether a row has not been read since the file was opened; with the checksums."""
+    """Whether a row has not been read since the file was opened, `(rows,)`; None without the checksums."""
     entry: NDArray[np.int64] = field(init=False, repr=False, compare=False)
-    """`(4 + columns,)`, for `pipelines.dataset.gather`: descriptor, addresses of the map and of both arrays (0: none),
-    starts."""
+    """Input of `pipelines.dataset.gather`, `(4 + columns,)`: descriptor, addresses of map and both arrays, starts.
+
+    An address is 0 where there is no map or array.
+    """
 
     def __post_init__(self) -> None:
-        """Make the entry."""
+        """Build the entry."""
         arrays = [0 if array is None else address(array) for array in (self.checksums, self.unchecked)]
         numbers = [self.file.descriptor, self.file.mapping, *arrays, *self.starts]
         object.__setattr__(self, "entry", np.array(numbers, np.int64))
 
     def __str__(self) -> str:
-        """Name file and row group, for messages."""
+        """Return the names of file and row group, for messages."""
         return f"{self.file.path}, row group {self.number}"
 
 
 def value_prefix(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bytes:
-    """Give the bytes that every value of a column starts with: its length, and the header of its array."""
+    """Return the bytes with which every value of a column starts: its length, and the header of its array."""
     header = array_header(shape, dtype)
     width = len(header) + int(np.prod(shape)) * dtype.itemsize
     return width.to_bytes(_LENGTH_BYTES, "little") + header
 
 
 def value_bytes(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> int:
-    """Count the bytes of one value with its prefix: the distance from row to row."""
+    """Return the bytes of one value with its prefix: the distance from row to row."""
     return len(value_prefix(shape, dtype)) + int(np.prod(shape)) * dtype.itemsize
 
 
@@ -102,18 +104,18 @@ def open_row_groups(path: Path, fields: Fields, *, checksums: bool, mapped: bool
     Args:
         path: The file.
         fields: Columns of fixed width.
-        checksums: Whether to read the column of checksums, which the file must have then.
-        mapped: Whether to map the file, for rows that are in memory already.
+        checksums: Whether to read the column of checksums, which the file must then have.
+        mapped: Whether to map the file, for rows that are already in memory.
 
     Raises:
-        OSError: It cannot be opened.
-        LayoutError: Its rows have no fixed places; any other reader can still read it.
-        ValueError: It is not Parquet, or lacks a column; names the file.
+        OSError: The file cannot be opened.
+        LayoutError: Its rows have no fixed positions; any other reader can still read it.
+        ValueError: It is not Parquet, or lacks a column. The message names the file.
     """
     file = OpenFile(path, mapped=mapped)
     try:
         metadata = pq.read_metadata(path)
-    except (OSError, ValueError) as error:  # pyarrow names no path
+    except (OSError, ValueError) as error:  # pyarrow does not name the path
         raise ValueError(f"shard {path} is not Parquet: {error}") from None
     groups = []
     for number in range(metadata.num_row_groups):

@@ -1,7 +1,7 @@
-"""`dataset.json`: what a dataset holds. It is written last, so that a folder without it is not a dataset.
+"""`dataset.json` describes a dataset. It is written last, so a folder without it is not a dataset.
 
-It promises a digest of the file itself, a digest of each shard's plain columns, and a checksum for each row
-(`rows.row_checksum`). The format may gain fields: a reader ignores those that it does not know.
+It contains a digest of the file itself, a digest of each shard's plain columns, and a checksum for each row
+(`rows.row_checksum`). The format may gain fields: a reader ignores unknown ones.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _DIGEST_KEY = "digest"
 
 
 def is_inside(file: str) -> bool:
-    """Whether a path that is relative to a folder names something in it."""
+    """Return whether a path that is relative to a folder names something in it."""
     path = PurePosixPath(file)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "://" not in file
 
@@ -38,7 +38,7 @@ class Shard(_Part):
     file: str
     """Path relative to the dataset's folder."""
     row_groups: tuple[int, ...]
-    """Rows of each row group, in file order."""
+    """Number of rows of each row group, in file order."""
     size: int
     """File size in bytes."""
     content_digest: str
@@ -53,19 +53,19 @@ class Shard(_Part):
 
     @property
     def rows(self) -> int:
-        """Rows of the file."""
+        """Number of rows of the file."""
         return sum(self.row_groups)
 
 
 class Split(_Part):
-    """One split: its files in reading order, and how many samples carry each class."""
+    """One split: its files in reading order, and the number of samples of each class."""
 
     shards: tuple[Shard, ...]
     class_counts: tuple[int, ...]
 
     @property
     def rows(self) -> int:
-        """Samples of the split."""
+        """Number of samples of the split."""
         return sum(shard.rows for shard in self.shards)
 
 
@@ -81,7 +81,7 @@ class Manifest(_Part):
 
     format_version: int = Field(default=FORMAT_VERSION)
     archive: str
-    """Kind of the archive that it was made from."""
+    """Kind of the source archive."""
     task: Task
     class_names: tuple[str, ...]
     groups: tuple[ImageGroup, ...]
@@ -89,7 +89,7 @@ class Manifest(_Part):
     statistics: dict[str, BandStatistics]
     """Statistics by image group."""
     settings: dict[str, int]
-    """What shaped the rows and files: seed, row-group size, row groups per shard."""
+    """Settings that shape rows and files: seed, row-group size, row groups per shard."""
     read_settings: dict[str, int | str | None]
     """Settings of the archive that decide the pixels (`Archive.read_settings`)."""
     source_fingerprint: str
@@ -120,28 +120,28 @@ class Manifest(_Part):
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of the content, which names this dataset in tracked runs.
+        """Hex digest of the content, which identifies this dataset in tracked runs.
 
         It covers the shards' content digests, hence every label and pixel: two datasets with one fingerprint hold the
-        same samples in the same order. It leaves out `read_settings`, which decide nothing else than these pixels.
+        same samples in the same order. It leaves out `read_settings`, which decide only these pixels.
         """
         return _digest(self.model_dump(mode="json", exclude={"read_settings"}))
 
 
 def _digest(values: Mapping[str, Any]) -> str:
-    """Compute SHA-256 over canonical JSON: keys sorted, no spaces, ASCII, without the digest itself."""
+    """Compute SHA-256 over canonical JSON: sorted keys, no spaces, ASCII, without the digest itself."""
     content = {key: value for key, value in values.items() if key != _DIGEST_KEY}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def manifest_json(manifest: Manifest) -> str:
-    """Give the text of `dataset.json`: the manifest with its digest."""
+    """Return the text of `dataset.json`: the manifest with its digest."""
     values = manifest.model_dump(mode="json")
     return json.dumps({**values, _DIGEST_KEY: _digest(values)}, indent=1)
 
 
 def write_manifest(manifest: Manifest, dataset: Folder | Path | str) -> None:
-    """Write `dataset.json` atomically: it is whole or absent.
+    """Write `dataset.json` atomically.
 
     Raises:
         OSError, RuntimeError: The storage cannot be used.

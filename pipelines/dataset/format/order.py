@@ -1,7 +1,7 @@
-"""The order of samples: a pure function of the rows, the seed and the epoch, the same on any number of ranks.
+"""The order of samples: a pure function of the rows, the seed and the epoch, equal for any number of ranks.
 
 Step s of an epoch takes the positions `s*G .. (s+1)*G` of the epoch's order, where G is the global batch size. Rank r
-of N takes the r-th part of them, and its micro-batch j of k the j-th part of that: what rank `r*k + j` of `k*N` would
+of N takes the r-th part of them. Its micro-batch j of k is the j-th part of that, which rank `r*k + j` of `k*N` would
 take. Every rank has the same number of steps, and (epoch, step) is the whole state.
 """
 
@@ -17,11 +17,11 @@ def epoch_order(
     """Permute all rows for one epoch.
 
     Args:
-        group_rows: Rows of every row group, in reading order.
+        group_rows: Number of rows of every row group, in reading order.
         seed: Seed of the run.
         epoch: Number of the epoch, from 0.
-        window_rows: None: any row may be anywhere in the order. Otherwise the row groups are shuffled and cut into
-            windows of at most this many rows, and at least one row group; rows are shuffled within a window. A step
+        window_rows: None: any row may have any position. Otherwise the row groups are shuffled and cut into
+            windows of at most this many rows, and at least one row group. Rows are shuffled within a window. A step
             needs the row groups of one window, or of two at a border.
     """
     random = np.random.default_rng([seed, epoch])
@@ -41,14 +41,14 @@ def epoch_order(
 
 
 def steps_per_epoch(rows: int, global_batch_size: int) -> int:
-    """Count the whole global batches of one epoch; the rows left over differ from epoch to epoch."""
+    """Count the whole global batches of one epoch; the remaining rows differ between epochs."""
     return rows // global_batch_size
 
 
 def rank_parts(
     order: NDArray[np.int64], *, global_batch_size: int, rank: int, size: int, start_step: int, micro_batches: int = 1
 ) -> list[NDArray[np.int64]]:
-    """Give one rank's rows of every micro-batch of every step, from `start_step` on.
+    """Return one rank's rows of every micro-batch of every step, from `start_step` on.
 
     Raises:
         ValueError: `size * micro_batches` does not divide `global_batch_size`.
@@ -66,6 +66,6 @@ def rank_parts(
 
 
 def evaluation_parts(rows: int, *, batch_size: int, rank: int, size: int) -> list[NDArray[np.int64]]:
-    """Give one rank's rows of an evaluation: each row is on exactly one rank, and the last batch may be shorter."""
+    """Return one rank's rows of an evaluation: each row is on exactly one rank, and the last batch may be shorter."""
     own = np.array_split(np.arange(rows), size)[rank]
     return [own[start : start + batch_size] for start in range(0, len(own), batch_size)]

@@ -16,13 +16,13 @@ from pipelines.storage.folder import Folder
 def write_petastorm_metadata(
     folder: Folder, shards: Sequence[Shard], groups: Sequence[ImageGroup], class_count: int
 ) -> None:
-    """Write Petastorm's schema and the row groups per file, which the writer knows already.
+    """Write Petastorm's schema and the row groups per file, which the writer already knows.
 
-    `petastorm.etl.materialize_dataset` would read every footer again, in a Spark job of its own.
+    `petastorm.etl.materialize_dataset` would read every footer again in its own Spark job.
     """
     row_groups = {PurePosixPath(shard.file).name: len(shard.row_groups) for shard in shards}
     metadata = {
-        # Petastorm's format: its reader unpickles this with a list of allowed classes, ours never reads it.
+        # Petastorm's reader unpickles this value with a list of allowed classes. Our reader never reads it.
         UNISCHEMA_KEY: pickled_schema(groups, class_count),
         ROW_GROUPS_PER_FILE_KEY: json.dumps(row_groups).encode(),
     }

@@ -1,8 +1,8 @@
-"""Petastorm's schema of a dataset as Petastorm stores it, made without Petastorm.
+"""Petastorm's schema of a dataset in Petastorm's format, made without Petastorm.
 
-Petastorm keeps a pickle of its `Unischema` in `_common_metadata`. We only write that pickle and never read one. It is
-written instruction by instruction, because Python's pickler would import the classes that it names, and packages such
-as dill change what it writes. The bytes are those that `pickle.dumps` gives for Petastorm's own objects with PySpark 4.
+Petastorm stores a pickle of its `Unischema` in `_common_metadata`. We only write that pickle and never read one. We
+write it instruction by instruction: Python's pickler would import the classes that it names, and packages such as
+dill change its output. The bytes equal those of `pickle.dumps` for Petastorm's own objects with PySpark 4.
 
 Source: the instructions of protocol 4, Python's `pickletools` and PEP 3154.
 """
@@ -19,17 +19,17 @@ from pipelines.sample import ImageGroup
 UNISCHEMA_KEY = b"dataset-toolkit.unischema.v1"
 """Key in the Parquet metadata under which Petastorm looks for its schema."""
 ROW_GROUPS_PER_FILE_KEY = b"dataset-toolkit.num_row_groups_per_file.v1"
-"""Key under which it looks for the number of row groups in each file, as JSON."""
+"""Key under which Petastorm looks for the number of row groups in each file, as JSON."""
 _UNISCHEMA, _CODECS, _SPARK = "petastorm.unischema", "petastorm.codecs", "pyspark.sql.types"
 _METHODS = frozenset(
     ("as_spark_schema", "create_schema_view", "fields", "from_arrow_schema", "make_namedtuple", "make_namedtuple_tf")
 )
-"""Names that a `Unischema` has for itself: a field of that name is no attribute of it."""
+"""Names that `Unischema` uses itself: a field with such a name does not become an attribute."""
 _LARGEST_FRAME = 64 * 1024
 
 
 class _Pickle:
-    """The instructions of one pickle, each value after the values that it is made of."""
+    """The instructions of one pickle; each value follows the values that it contains."""
 
     def __init__(self) -> None:
         self._code = bytearray()
@@ -39,7 +39,7 @@ class _Pickle:
     def data(self) -> bytes:
         """Return the whole pickle."""
         code = bytes(self._code) + pickle.STOP
-        if len(code) >= _LARGEST_FRAME:  # a pickler begins another frame there
+        if len(code) >= _LARGEST_FRAME:  # a pickler starts another frame there
             raise ValueError(f"the schema takes {len(code)} bytes, too many for Petastorm's metadata")
         return pickle.PROTO + bytes([4]) + pickle.FRAME + len(code).to_bytes(8, "little") + code
 
@@ -49,14 +49,14 @@ class _Pickle:
             self._code += instruction
 
     def remember(self, value: Hashable = None) -> None:
-        """Let the pickle remember the value that is on top of the stack; with a key, `recall` finds it again."""
+        """Store the value on top of the stack in the pickle's memory; with a key, `recall` finds it again."""
         self.write(pickle.MEMOIZE)
         if value is not None:
             self._places[value] = self._count
         self._count += 1
 
     def recall(self, value: Hashable) -> bool:
-        """Refer to a value that the pickle remembers; tell whether it does."""
+        """Refer to a remembered value; return whether the pickle remembers it."""
         if value not in self._places:
             return False
         place = self._places[value]
@@ -78,7 +78,7 @@ class _Pickle:
         self.remember(("text", value))
 
     def name(self, module: str, name: str) -> None:
-        """Write the name of a class, which the reader imports."""
+        """Write the name of a class; the reader imports it."""
         if self.recall(("class", module, name)):
             return
         self.text(module)
@@ -93,7 +93,7 @@ class _Pickle:
         self.remember()
 
     def state(self, values: dict[str, Callable[[], None]]) -> None:
-        """Give the object on top of the stack its attributes."""
+        """Set the attributes of the object on top of the stack."""
         self.write(pickle.EMPTY_DICT)
         self.remember()
         self.items(values)
@@ -128,7 +128,7 @@ _INTEGERS = ((pickle.BININT1, 1), (pickle.BININT2, 2), (pickle.BININT, 4))
 
 
 def pickled_schema(groups: Sequence[ImageGroup], class_count: int) -> bytes:
-    """Pickle Petastorm's schema of the id and the arrays; its readers leave out columns that the schema lacks.
+    """Pickle Petastorm's schema of the id and the arrays; its readers ignore columns that the schema lacks.
 
     Args:
         groups: The image groups of the dataset.

@@ -1,4 +1,4 @@
-"""Rows as Arrow columns: values of one width, so that each row has a fixed place in the Parquet file."""
+"""Rows as Arrow columns. Values have one width, so each row has a fixed position in the Parquet file."""
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ Fields = Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]]
 def fixed_fields(
     groups: Sequence[ImageGroup], class_count: int
 ) -> dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]]:
-    """Give shape and dtype of every column of fixed width, in column order."""
+    """Return the shape and dtype of every column of fixed width, in column order."""
     return {
         LABEL_FIELD: ((class_count,), np.dtype(np.uint8)),
         **{group.name: (group.shape, np.dtype(group.dtype)) for group in groups},
@@ -27,7 +27,7 @@ def fixed_fields(
 
 
 def arrow_schema(groups: Sequence[ImageGroup], class_count: int) -> pa.Schema:
-    """Build the columns of a shard: the id, one required binary column per array, the row's checksum, its metadata."""
+    """Build a shard's columns: the id, one required binary column per array, the row's checksum, its metadata."""
     fields = [pa.field(ID_FIELD, pa.string(), nullable=False)]
     fields += [pa.field(name, pa.binary(), nullable=False) for name in fixed_fields(groups, class_count)]
     fields.append(pa.field(CHECKSUM_FIELD, pa.uint32(), nullable=False))
@@ -35,10 +35,10 @@ def arrow_schema(groups: Sequence[ImageGroup], class_count: int) -> pa.Schema:
 
 
 def row_checksum(values: Iterable[memoryview]) -> int:
-    """Compute the CRC-32C of one row: what the column `crc32c` holds.
+    """Compute the CRC-32C of one row, the value of column `crc32c`.
 
     It covers the labels and then every image group in the order of `dataset.json`. Each array counts with its values
-    alone, in C order and little-endian, without the `.npy` header. The id is not covered: see `columns.plain_values`.
+    only, in C order and little-endian, without the `.npy` header. The id is not covered: see `columns.plain_values`.
 
     Args:
         values: The contiguous arrays of one row, the labels first.
@@ -61,7 +61,7 @@ def array_header(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bytes:
 
 
 class ColumnBuffer:
-    """One buffer that holds the encoded values of one column for up to `capacity` rows; it is reused."""
+    """A reusable buffer for the encoded values of one column, up to `capacity` rows."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[np.generic], capacity: int) -> None:
         header = np.frombuffer(array_header(shape, dtype), np.uint8)
@@ -71,7 +71,7 @@ class ColumnBuffer:
         self._values = self._bytes[:, len(header) :]
 
     def row(self, row: int) -> NDArray[Any]:
-        """Return the value of `row`, to be written in place."""
+        """Return the value of `row`, which the caller fills in place."""
         value: NDArray[Any] = self._values[row].view(self._dtype).reshape(self._shape)
         return value
 
@@ -80,7 +80,7 @@ class ColumnBuffer:
         return self._values[:rows].view(self._dtype).reshape(rows, *self._shape)
 
     def arrow(self, rows: int) -> pa.Array:
-        """Return the first `rows` encoded values as a binary array over the same memory."""
+        """Return the first `rows` encoded values as a binary array that shares the memory."""
         width = self._bytes.shape[1]
         offsets = np.arange(0, (rows + 1) * width, width, dtype=np.int64)
         if offsets[-1] > np.iinfo(np.int32).max:

@@ -1,4 +1,4 @@
-"""Exact, mergeable per-band sums: the same mean and deviation however the rows are cut into shards."""
+"""Exact per-band sums that can be merged: mean and deviation do not depend on how rows are cut into shards."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,16 +16,16 @@ _PIXELS_AT_ONCE = 1 << 15
 class BandSums:
     """Pixel count, and per band sum, sum of squares and histogram.
 
-    Of unsigned integers all are Python integers: nothing overflows or is rounded, and the order of merging does not
-    matter. Of floats the sums are in double precision, and there is no histogram.
+    For unsigned integers all are Python integers: nothing overflows or is rounded, and the order of merging does not
+    matter. For floats the sums have double precision, and there is no histogram.
     """
 
     count: int
     total: tuple[float, ...]
     squares: tuple[float, ...]
     histogram: tuple[tuple[int, ...], ...]
-    """`(bands, HISTOGRAM_BINS)`: bin i of 8-bit pixels holds value i, of 16-bit pixels values 64 i .. 64 i + 63, the
-    last bin everything above."""
+    """Counts, `(bands, HISTOGRAM_BINS)`: bin i of 8-bit pixels holds value i, of 16-bit pixels values 64 i .. 64 i +
+    63; the last bin holds all larger values."""
 
     @classmethod
     def of(cls, images: NDArray[Any]) -> "BandSums":
@@ -62,12 +62,12 @@ class BandSums:
 
 
 def _count_values(images: NDArray[Any]) -> NDArray[np.int64]:
-    """Count how often each value occurs, `(bands, values)`, in blocks that stay in the processor's cache."""
+    """Count how often each value occurs, `(bands, values)`, in blocks that fit the processor's cache."""
     bands = images.shape[-1]
     counts = np.zeros((bands, 1 << (8 * images.dtype.itemsize)), np.int64)
     rows = max(1, _PIXELS_AT_ONCE * len(images) // max(1, images[..., 0].size))
     for start in range(0, len(images), rows):
-        # bincount converts to 64 bits, so bands side by side come first.
+        # bincount converts to 64 bits, so the bands are first brought side by side.
         block = np.ascontiguousarray(images[start : start + rows].reshape(-1, bands).T)
         for band, pixels in enumerate(block):
             found = np.bincount(pixels)
@@ -76,7 +76,7 @@ def _count_values(images: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _integer_sums(counts: NDArray[np.int64]) -> tuple[int, int, tuple[int, ...]]:
-    """Compute sum, sum of squares and histogram of one band from its counted values, exactly."""
+    """Compute sum, sum of squares and histogram of one band exactly from its value counts."""
     values = np.arange(len(counts), dtype=np.int64)
     # count <= 2^31 pixels of one row group, value^2 < 2^32: below 2^63.
     total, squares = int(counts @ values), int(counts @ (values * values))

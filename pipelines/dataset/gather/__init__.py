@@ -1,9 +1,9 @@
-"""Reading the rows of a batch in C++, built when the project is installed; the reader works without it, more slowly.
+"""Reads the rows of a batch in C++, built when the project is installed; without it the reader works, but slower.
 
-A long value whose start is in the page cache is copied from a map of its file, which costs half the processor time of
-reading it. A file that shrinks under its map would end the process by SIGBUS. The library catches this signal for its
-own copies: the batch is then read again by `pread`, which says what is wrong. As long as something else handles the
-signal, as after `faulthandler.enable()`, all rows are read by `pread`.
+A long value whose start is in the page cache is copied from a map of its file. That takes half the processor time of
+reading. If a file shrinks under its map, SIGBUS would end the process. The library catches this signal for its own
+copies, and the batch is read again by `pread`, which reports the problem. While something else handles the signal, as
+after `faulthandler.enable()`, all rows are read by `pread`.
 """
 
 import ctypes
@@ -17,26 +17,26 @@ from numpy.typing import NDArray
 from models import compiled
 
 LEAST_MAPPED_BYTES = 1 << 14
-"""A value of this many bytes or more is copied from a map; a shorter one is read with fewer calls of the kernel."""
+"""Least size of a value that is copied from a map, in bytes; shorter ones are read with fewer system calls."""
 LIBRARY = compiled.Library(Path(__file__).parent).path
 Integers = NDArray[np.int64]
 
 
 def address(array: NDArray[np.generic]) -> int:
-    """Return the address of an array's first byte; it is valid as long as the array is."""
+    """Return the address of an array's first byte, valid while the array exists."""
     found: int = array.__array_interface__["data"][0]
     return found
 
 
 class Gather:
-    """Reads rows of one split, whose columns have fixed widths."""
+    """A reader of the rows of one split, whose columns have fixed widths."""
 
     def __init__(self, library: ctypes.CDLL, columns: Sequence[tuple[int, NDArray[np.uint8]]]) -> None:
-        """Take the columns.
+        """Create a reader of these columns.
 
         Args:
-            library: The library of `load`.
-            columns: Bytes from row to row of each column, and the prefix that every value begins with.
+            library: The library that `load` returns.
+            columns: Bytes from row to row of each column, and the prefix of each of its values.
         """
         self._read, self._columns = library.groundswell_gather, columns
         self._table = np.array([(stride, len(prefix), address(prefix)) for stride, prefix in columns], np.int64)
@@ -51,10 +51,10 @@ class Gather:
             group_of: `(rows,)`, the group of each row.
             positions: `(rows,)`, the number of each row in its group.
             values: `(columns,)`, address of the memory for each column's values.
-            always: Whether rows are checked that were checked before.
+            always: Whether to check rows that were checked before.
 
         Returns:
-            Whether all is well; if not, the memory may hold anything.
+            Whether all rows are correct; if not, the memory may hold anything.
         """
         tables = [np.ascontiguousarray(each, np.int64) for each in (groups, group_of, positions, values)]
         rows, columns = len(group_of), len(self._columns)
@@ -64,7 +64,7 @@ class Gather:
 
 
 def make_gather(columns: Sequence[tuple[int, NDArray[np.uint8]]]) -> Gather | None:
-    """Make what reads rows of such columns, see `Gather`; None where there is no library for it."""
+    """Make a reader of rows with these columns, see `Gather`; None without the library."""
     library = load()
     return None if library is None else Gather(library, columns)
 
@@ -77,15 +77,15 @@ def map_file(descriptor: int, size: int) -> int:
         size: Bytes to map, from its start.
 
     Returns:
-        Address of the map. 0 if there is none: the library is missing, the filesystem has no maps or does not say what
-        is in memory, or something else has taken SIGBUS since the first map.
+        Address of the map, or 0: the library is missing, or the filesystem has no maps or does not say what is in
+        memory. Or something else has taken SIGBUS since the first map.
     """
     library = load()
     return 0 if library is None else int(library.groundswell_map(descriptor, size))
 
 
 def unmap(mapping: int, size: int) -> None:
-    """Remove what `map_file` made."""
+    """Remove a map of `map_file`."""
     library = load()
     assert library is not None
     library.groundswell_unmap(mapping, size)
@@ -93,7 +93,7 @@ def unmap(mapping: int, size: int) -> None:
 
 @cache
 def load() -> ctypes.CDLL | None:
-    """Return the library; None, with a line in the log, if it is missing, or does not load on this processor."""
+    """Return the library; None, with a line in the log, if it is missing or does not load on this processor."""
     library = compiled.load(LIBRARY, _open, "rows are read in Python, which takes longer")
     if library is None:
         return None

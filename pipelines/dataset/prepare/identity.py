@@ -1,4 +1,4 @@
-"""What decides the rows of a dataset: two calls with the same identity write the same dataset."""
+"""The values that decide the rows of a dataset: two calls with the same identity write the same dataset."""
 
 import hashlib
 import json
@@ -13,19 +13,19 @@ _INDEX = "index"
 
 @dataclass(frozen=True)
 class Identity:
-    """Settings, classes and images of a dataset, and the samples of which it is made."""
+    """Settings, classes and images of a dataset, and a digest of its samples."""
 
     settings: Mapping[str, Value]
-    """Values by names that a message can show."""
+    """Settings by names that messages show."""
     index: str | None = None
     """Digest of the samples; None: unknown."""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Value]) -> "Identity":
-        """Read what `as_json` gave.
+        """Read the result of `as_json`.
 
         Raises:
-            TypeError: The digest of the samples is no text.
+            TypeError: The digest of the samples is not a string.
         """
         index = values.get(_INDEX)
         if index is not None and not isinstance(index, str):
@@ -33,11 +33,11 @@ class Identity:
         return cls({name: value for name, value in values.items() if name != _INDEX}, index)
 
     def as_json(self) -> dict[str, Value]:
-        """Return the settings, with the digest of the samples among them where it is known."""
+        """Return the settings, and the digest of the samples where it is known."""
         return {**self.settings} if self.index is None else {**self.settings, _INDEX: self.index}
 
     def differences(self, wanted: "Identity") -> list[str]:
-        """Name the settings that differ; one that is unknown here is no difference."""
+        """Name the settings that differ; a setting that is unknown here does not count."""
         return [
             f"{name} {self.settings[name]} there, {value} asked for"
             for name, value in wanted.settings.items()
@@ -46,7 +46,7 @@ class Identity:
 
 
 def describe(description: ArchiveDescription, read_settings: Mapping[str, int | str | None]) -> dict[str, Value]:
-    """Give what decides the rows beside the samples, in words that a message can name: kind, classes, images."""
+    """Return the kind, classes and images, which decide the rows together with the samples, under readable names."""
     names = json.dumps([description.task, *description.class_names]).encode()
     return {
         "archive": description.kind,

@@ -1,4 +1,4 @@
-"""The archive's index as a dataset keeps it, to find out what changed in the archive since."""
+"""The archive's index, stored in a dataset to detect later changes of the archive."""
 
 import hashlib
 from collections.abc import Collection
@@ -18,26 +18,26 @@ _COMPARED_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class IndexChanges:
-    """What is different between two indexes, by the ids of the samples."""
+    """Differences between two indexes, by the ids of the samples."""
 
     added: list[str]
     removed: list[str]
     changed: list[str]
-    """Another split, other labels, files or metadata."""
+    """Samples with another split, or other labels, files or metadata."""
     moved: list[str]
-    """Those of the changed that are in another split."""
+    """Changed samples that are in another split."""
 
     def of(self, settled: Collection[str]) -> "IndexChanges":
-        """Forgive other labels, files and metadata of the samples that are in no finished shard."""
+        """Ignore other labels, files and metadata of the samples that are in no finished shard."""
         moved = set(self.moved)
         return replace(self, changed=[name for name in self.changed if name in settled or name in moved])
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
+        """Return whether the indexes differ."""
         return bool(self.added or self.removed or self.changed)
 
     def __str__(self) -> str:
-        """Give the counts, and an example."""
+        """Return the counts and an example."""
         first = next(iter(self.added or self.removed or self.changed), "")
         counts = f"{len(self.added)} samples added, {len(self.removed)} removed, {len(self.changed)} changed"
         return f"{counts}, for example {first}" if first else counts
@@ -49,8 +49,8 @@ def index_digest(samples: pa.Table) -> str:
     Args:
         samples: `INDEX_SCHEMA`.
     """
-    # Equal arrays may have other bytes under their nulls, for example those that another version of pyarrow makes or
-    # that were read from Parquet. Rows that are taken have the same bytes in every version.
+    # Equal arrays may have other bytes under their nulls, for example from another version of pyarrow or from Parquet.
+    # `take` gives the same bytes in every version.
     samples = samples.take(pa.array(np.arange(len(samples))))
     sink = _DigestSink()
     with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), samples.schema) as writer:
@@ -59,7 +59,7 @@ def index_digest(samples: pa.Table) -> str:
 
 
 class _DigestSink:
-    """A file that keeps the digest of what is written to it."""
+    """A writable file that only computes the digest of its content."""
 
     def __init__(self) -> None:
         self.digest = hashlib.sha256()
@@ -70,20 +70,20 @@ class _DigestSink:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing waits to be written."""
+        """Do nothing: no data waits to be written."""
 
     def close(self) -> None:
         self.closed = True
 
 
 def write_index(samples: pa.Table, dataset: Folder) -> None:
-    """Keep the index in a dataset; neighbouring ids and paths share their beginnings, which takes little space."""
+    """Write the index into a dataset; it compresses well, because neighbouring ids and paths are similar."""
     with dataset.new_file(INDEX_FILE) as path:
         pq.write_table(samples, path, compression="zstd")
 
 
 def read_index(dataset: Folder) -> pa.Table | None:
-    """Read the index that a dataset keeps; None where it is lost or damaged."""
+    """Read a dataset's index; None if it is lost or damaged."""
     try:
         table = pq.read_table(pa.BufferReader(dataset.read(INDEX_FILE)))
         return table.select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
@@ -92,7 +92,7 @@ def read_index(dataset: Folder) -> pa.Table | None:
 
 
 def compare(before: pa.Table, now: pa.Table) -> IndexChanges:
-    """Find the samples that are in one index only, and those that are not the same in both."""
+    """Find the samples that are in only one index, and those that differ."""
     places = pc.index_in(before["id"].combine_chunks(), now["id"].combine_chunks())
     removed = before["id"].filter(pc.is_null(places)).to_pylist()
     added = now["id"].filter(pc.invert(pc.is_in(now["id"], before["id"].combine_chunks()))).to_pylist()
@@ -108,25 +108,25 @@ def compare(before: pa.Table, now: pa.Table) -> IndexChanges:
 
 
 def keep_known(before: pa.Table, index: ArchiveIndex) -> ArchiveIndex:
-    """Take what is known of samples from the earlier index where their files cannot be read now.
+    """Take the known values of samples from the earlier index where their files cannot be read now.
 
-    Where the labels of a patch are in its folder, they are unknown when the folder is gone. But its row may be in a
-    shard that is finished.
+    If the labels of a patch are in its folder, they are unknown when the folder is missing. But its row may be in a
+    finished shard.
 
     Args:
         before: The earlier index.
-        index: The index now; its ids and splits stay.
+        index: The current index; its ids and splits do not change.
     """
     lost = before.filter(pc.is_in(before["id"], index.unusable["id"].combine_chunks()))
     return replace(index, samples=with_rows(index.samples, lost))
 
 
 def with_rows(samples: pa.Table, others: pa.Table) -> pa.Table:
-    """Take the rows of some samples from another index; ids, splits and order stay.
+    """Replace the rows of some samples by those of another index; ids, splits and order do not change.
 
     Args:
         samples: `INDEX_SCHEMA`.
-        others: `INDEX_SCHEMA`: rows that are taken; those of samples that are not in `samples` are left out.
+        others: `INDEX_SCHEMA`: the replacements; samples that are not in `samples` are ignored.
     """
     taken = pc.index_in(samples["id"].combine_chunks(), others["id"].combine_chunks())
     if taken.null_count == len(samples):

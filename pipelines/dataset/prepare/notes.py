@@ -1,4 +1,4 @@
-"""Notes: what became of each shard. They say what is finished, and hold what the report and a repair need."""
+"""Shard markers: each says that a shard is finished, and holds figures for the report and for a repair."""
 
 import base64
 import gzip
@@ -24,7 +24,7 @@ _READ_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class WrittenShard:
-    """What became of the planned rows."""
+    """The result of writing one planned shard."""
 
     shard: Shard
     digest: str
@@ -36,18 +36,18 @@ class WrittenShard:
 
 
 def write_note(written: WrittenShard, dataset: Folder) -> None:
-    """Note that a shard is finished."""
+    """Write the marker of a finished shard."""
     dataset.write(note_name(written.shard.file), json.dumps(_values(written)).encode(), flush=False)
 
 
 def write_earlier_note(written: WrittenShard, samples: bytes, dataset: Folder) -> None:
-    """Note what is in a shard that is about to be written again, and its samples (`ShardPlan.samples`)."""
+    """Write a marker of the content of a shard that will be rewritten, and its samples (`ShardPlan.samples`)."""
     values = {**_values(written), "samples": base64.b64encode(samples).decode()}
     dataset.write(note_name(written.shard.file, earlier=True), json.dumps(values).encode(), flush=False)
 
 
 def read_note(shard: str, dataset: Folder) -> WrittenShard | None:
-    """Read the note of one shard; None where there is none, or a damaged one."""
+    """Read the marker of one shard; None if it is missing or damaged."""
     try:
         return _written(json.loads(dataset.read(note_name(shard))))
     except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -55,7 +55,7 @@ def read_note(shard: str, dataset: Folder) -> WrittenShard | None:
 
 
 def read_notes(dataset: Folder, shards: Iterable[str]) -> dict[str, WrittenShard]:
-    """Read the notes of those of the shards that have one."""
+    """Read the markers of these shards, as far as they exist."""
     noted = _noted(dataset)
     candidates = [shard for shard in shards if note_name(shard) in noted]
     with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
@@ -64,12 +64,12 @@ def read_notes(dataset: Folder, shards: Iterable[str]) -> dict[str, WrittenShard
 
 
 def read_earlier_notes(dataset: Folder, shards: Iterable[str]) -> dict[str, tuple[WrittenShard, bytes]]:
-    """Read what `write_earlier_note` wrote: what is in each shard, and its samples."""
+    """Read the results of `write_earlier_note`: the content of each shard, and its samples."""
     noted, found = _noted(dataset), {}
     for shard in shards:
         name = note_name(shard, earlier=True)
         if name in noted:
-            with suppress(FileNotFoundError, ValueError, KeyError, TypeError):  # a damaged one
+            with suppress(FileNotFoundError, ValueError, KeyError, TypeError):  # a damaged marker
                 values = json.loads(dataset.read(name))
                 found[shard] = _written(values), base64.b64decode(values["samples"])
     return found
@@ -80,13 +80,13 @@ def _noted(dataset: Folder) -> set[str]:
 
 
 def write_all_notes(identity: Identity, shards: Iterable[WrittenShard], dataset: Folder) -> None:
-    """Write the notes of all shards as one file, which stays in the finished dataset."""
+    """Write the markers of all shards as one file, which belongs to the finished dataset."""
     lines = [json.dumps(identity.as_json()), *(json.dumps(_values(written)) for written in shards)]
     dataset.write(NOTES_FILE, gzip.compress("\n".join(lines).encode(), mtime=0))
 
 
 def read_all_notes(dataset: Folder) -> tuple[Identity, dict[str, WrittenShard]] | None:
-    """Read what `write_all_notes` wrote: identity, and notes by shard; None where it is lost or damaged."""
+    """Read the result of `write_all_notes`: identity, and markers by shard; None if it is lost or damaged."""
     try:
         identity, *lines = gzip.decompress(dataset.read(NOTES_FILE)).decode().split("\n")
         notes = [_written(json.loads(line)) for line in lines]
@@ -103,17 +103,17 @@ def count_reasons(rejected: Sequence[Mapping[str, str]]) -> dict[str, int]:
 def check_rejected(
     rejected: Sequence[Mapping[str, str]], total: int, setting: str, allowed: float, report: str | None
 ) -> None:
-    """Make sure that no more records are bad than allowed.
+    """Make sure that at most the allowed part of the records is bad.
 
     Args:
         rejected: The bad records, as rows of `REJECTED_SCHEMA`.
-        total: All records.
-        setting: Key of the setting that allows some.
-        allowed: Its value, a fraction.
-        report: Where all of them are listed; None: nowhere yet.
+        total: Number of all records.
+        setting: Key of the setting that limits the bad records.
+        allowed: Value of the setting, a fraction.
+        report: Location of the list of bad records; None: it is not written yet.
 
     Raises:
-        ValueError: More of them are bad.
+        ValueError: Too many records are bad.
     """
     if len(rejected) <= allowed * total:
         return

@@ -1,4 +1,4 @@
-"""Which sample goes into which shard."""
+"""Decides which sample belongs to which shard."""
 
 import hashlib
 import json
@@ -19,15 +19,15 @@ from pipelines.dataset.prepare.shard import ShardPlan
 def plan_shards(
     archive: Archive, index: ArchiveIndex, *, row_group_mib: int, row_groups_per_shard: int, seed: int
 ) -> dict[str, list[ShardPlan]]:
-    """Shuffle each split once and cut it into shards whose sizes differ by one row at most.
+    """Shuffle each split once and cut it into shards whose sizes differ by at most one row.
 
-    A sample that is unusable now has its place like any other, so that it can be added later without moving others.
+    An unusable sample has its position like any other, so that it can be added later without moving others.
 
     Args:
-        archive: Its classes and image groups give a row's bytes.
-        index: Every sample.
+        archive: The archive; its classes and image groups decide a row's size.
+        index: Index of all samples.
         row_group_mib: Uncompressed MiB per row group.
-        row_groups_per_shard: Row groups of the fullest shard.
+        row_groups_per_shard: Number of row groups of the fullest shard.
         seed: Seed of the shuffle.
     """
     description = archive.description
@@ -67,7 +67,7 @@ def _known(samples: pa.Table, unusable: dict[str, dict[str, str]]) -> tuple[dict
 
 
 def _stream(table: pa.Table) -> bytes:
-    """A slice alone: pickled, it would take the whole table along."""
+    """Serialise a slice alone; its pickle would contain the whole table."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

@@ -1,4 +1,4 @@
-"""One shard: planned on the driver, written by one Spark task, whole or not there."""
+"""One shard: planned on the driver, and written atomically by one Spark task."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
@@ -38,40 +38,40 @@ class ShardPlan:
     rows: int
     rows_per_group: int
     digest: str
-    """Hex digest of the samples, the format and the layout: of all that decides the file's bytes but the pixels."""
+    """Hex digest of the samples, the format and the layout, which decide the file's bytes except the pixels."""
     unusable: tuple[dict[str, str], ...] = ()
-    """Rows of `REJECTED_SCHEMA`: samples that are known not to be readable, and are not read."""
+    """Rows of `REJECTED_SCHEMA`: samples that are known to be unreadable and are therefore not read."""
     held: frozenset[str] = frozenset()
-    """Ids of the samples whose rows are in a finished shard of this name: without one of them, it is not replaced."""
+    """Ids of the samples in a finished shard of this name; the shard is not replaced if one of them would be lost."""
 
     @property
     def table(self) -> pa.Table:
-        """The rows of `samples`."""
+        """Rows of `samples`."""
         return pa.ipc.open_stream(self.samples).read_all()
 
 
 class LostRowsError(Exception):
-    """A shard is not written again, because rows of the finished one cannot be made any more."""
+    """A shard is not rewritten, because some rows of the finished one can no longer be made."""
 
     def __init__(self, rows: list[dict[str, str]]) -> None:
         super().__init__(f"{len(rows)} samples cannot be read any more")
         self.rows = rows
-        """Rows of `REJECTED_SCHEMA`: the samples."""
+        """Lost samples, as rows of `REJECTED_SCHEMA`."""
 
 
 def write_shard(plan: ShardPlan, archive: Archive, dataset: Folder | Path | str) -> WrittenShard:
-    """Read the planned samples and write them as one Parquet file whose rows have fixed places; note it as finished.
+    """Read the planned samples, write them as one Parquet file with fixed row positions, and write its marker.
 
     Bad records are left out and reported. The same plan always gives the same bytes, so attempts of the same task may
-    overtake each other: each writes a file of its own, which takes the name at once.
+    overlap: each writes its own file, which gets the name atomically.
 
     Args:
-        plan: Rows of the file.
-        archive: The archive that they are read from.
-        dataset: Folder of the dataset, which has the split's folder.
+        plan: Plan of the file.
+        archive: Archive of the samples.
+        dataset: Folder of the dataset; the folder of the split must exist.
 
     Raises:
-        LostRowsError: A sample of `plan.held` cannot be read any more; nothing is written.
+        LostRowsError: A sample of `plan.held` can no longer be read; nothing is written.
         RuntimeError: A remote storage cannot be used.
     """
     folder = Folder.at(dataset)
@@ -79,7 +79,7 @@ def write_shard(plan: ShardPlan, archive: Archive, dataset: Folder | Path | str)
     index = plan.table
     everything = index.select(["id", "labels", "paths"]).to_pylist()
     samples = [{**sample, "row": row} for row, sample in enumerate(everything) if sample["id"] not in unusable]
-    # Not flushed to disk shard by shard: what a power cut takes is found by its size, or by its reader.
+    # Not flushed to disk for each shard: a file that a power cut damaged is found by its size, or by its reader.
     with folder.new_file(plan.file, flush=False) as path:
         rows = _RowGroups(plan, index, archive.description, path)
         with rows, _reader(archive) as (read, window):
@@ -88,8 +88,8 @@ def write_shard(plan: ShardPlan, archive: Archive, dataset: Folder | Path | str)
                 rows.add(batch, read)
         rows.check_lost(plan.held)  # before the file gets its name
         written = rows.written(path.stat().st_size)
-        # Before too; its size makes it true only once the file is there. Killed in between, nobody would know what is
-        # in a file that has taken the place of another one.
+        # The marker also comes first; the size makes it valid only once the file exists. Otherwise, after a kill in
+        # between, nobody would know the content of a file that replaced another one.
         write_note(written, folder)
     return written
 
@@ -99,7 +99,7 @@ _Read = Callable[[list[dict[str, Any]], list[dict[str, NDArray[Any]]]], Iterable
 
 
 def try_to_read(archive: Archive, sample: dict[str, Any], out: dict[str, NDArray[Any]]) -> ReadResult:
-    """Read one sample into `out`; returns where it lies, or what is wrong with it."""
+    """Read one sample into `out`; return where it lies, or its error."""
     try:
         return read_into(archive, sample["paths"], out)
     except BadRecordError as error:
@@ -107,13 +107,13 @@ def try_to_read(archive: Archive, sample: dict[str, Any], out: dict[str, NDArray
 
 
 def rejection(sample_id: str, error: BadRecordError) -> dict[str, str]:
-    """Give the row of `REJECTED_SCHEMA` of a sample that cannot be read."""
+    """Return the row of `REJECTED_SCHEMA` for a sample that cannot be read."""
     return {"id": sample_id, "file": error.file, "reason": error.reason, "detail": error.detail}
 
 
 @contextmanager
 def _reader(archive: Archive) -> Iterator[tuple[_Read, int]]:
-    """How samples are read, and how many at once: a remote storage answers late, but many at the same time."""
+    """Return the function that reads samples, and how many it reads at once: remote storage has a long latency."""
     read_one = partial(try_to_read, archive)
     if is_local(archive.root):
         yield partial(map, read_one), 1
@@ -123,7 +123,7 @@ def _reader(archive: Archive) -> Iterator[tuple[_Read, int]]:
 
 
 class _RowGroups:
-    """Rows as they are read, in buffers of one row group, and what is counted on the way."""
+    """Rows in buffers of one row group, and the counts that are collected on the way."""
 
     def __init__(self, plan: ShardPlan, index: pa.Table, description: ArchiveDescription, path: Path) -> None:
         self._index, self._class_names = index, description.class_names
@@ -147,7 +147,7 @@ class _RowGroups:
         self._writer = pq.ParquetWriter(path, self._schema, **PARQUET_OPTIONS)
 
     def __enter__(self) -> None:
-        """Closed at the end, also after an error."""
+        """Close the file at the end, also after an error."""
 
     def __exit__(self, kind: object, *_: object) -> None:
         try:
@@ -157,11 +157,11 @@ class _RowGroups:
             self._writer.close()
 
     def room(self, most: int) -> int:
-        """How many samples the row group takes yet, `most` at most."""
+        """Return how many more samples the row group takes, at most `most`."""
         return min(most, self._capacity - len(self._ids))
 
     def add(self, samples: list[dict[str, Any]], read: _Read) -> None:
-        """Read samples into the next rows; those behind a bad one move up."""
+        """Read samples into the next rows; the rows after a bad one move up."""
         first = len(self._ids)
         places = self._images[first : first + len(samples)]
         for sample, image, result in zip(samples, places, read(samples, places), strict=True):
@@ -175,7 +175,7 @@ class _RowGroups:
             labels = label_vector(sample["labels"], len(self._class_counts))
             self._class_counts += labels
             self._columns[LABEL_FIELD].row(len(self._ids))[:] = labels
-            # Here the pixels are still in the processor's cache.
+            # The pixels are still in the processor's cache here.
             self._checksums[len(self._ids)] = row_checksum([labels.data, *(pixels.data for pixels in row.values())])
             self._ids.append(sample["id"])
             self._index_rows.append(sample["row"])
@@ -200,17 +200,17 @@ class _RowGroups:
         self._georeferences.clear()
 
     def check_lost(self, held: frozenset[str]) -> None:
-        """Make sure that none of these samples is among the bad ones.
+        """Make sure that all of these samples could be read.
 
         Raises:
-            LostRowsError: Some are.
+            LostRowsError: Some of them are bad.
         """
         lost = [row for row in self._rejected if row["id"] in held]
         if lost:
             raise LostRowsError(lost)
 
     def written(self, size: int) -> WrittenShard:
-        """What became of the rows, in a file of this many bytes."""
+        """Return the result of writing, for a file with this number of bytes."""
         shard = Shard(
             file=self._file, row_groups=tuple(self._row_groups), size=size, content_digest=self._digest.hexdigest()
         )

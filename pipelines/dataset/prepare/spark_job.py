@@ -1,4 +1,4 @@
-"""The Spark job that writes shards: its progress, its retries, and errors that say what happened."""
+"""The Spark job that writes shards: its progress, its retries and its error messages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,19 +20,19 @@ from pipelines.storage.lease import PROGRESS_FOLDER
 
 _LESS_MEMORY = "a smaller prepare.row_group_mib"
 _Outcome = WrittenShard | list[dict[str, str]]
-"""What is in a shard; or the samples for whose sake an earlier one keeps its place."""
+"""Content of a written shard; or the samples that would be lost, if the earlier shard stays."""
 
 
 @dataclass(frozen=True)
 class PrepareProgress:
-    """How far the job is."""
+    """Progress of the job."""
 
     done: int
-    """Samples in finished shards, bad ones included."""
+    """Number of samples in finished shards, bad ones included."""
     total: int
     rejected: int
     found: int = 0
-    """Those of `done` that an earlier run had finished."""
+    """Number of samples in `done` that an earlier run finished."""
 
 
 def write_shards(
@@ -44,26 +44,26 @@ def write_shards(
     say: Callable[[str], None],
     progress: Callable[[PrepareProgress], None],
 ) -> tuple[dict[str, WrittenShard], dict[str, list[dict[str, str]]]]:
-    """Write the shards that are not found, as one Spark job.
+    """Write the missing shards as one Spark job.
 
-    Spark in local mode does not try a task again. So where a worker died there, the shards that are not finished are
-    tried again here.
+    Spark in local mode does not retry a task. So if a worker dies there, this function retries the shards that are not
+    finished.
 
     Args:
         spark: The session.
-        archive: What is read.
-        staging: Folder that the shards are written to.
+        archive: Archive of the samples.
+        staging: Folder for the shards.
         plans: All shards.
-        found: Those that an earlier run finished.
+        found: Shards that an earlier run finished.
         say: Called with a line about each retry.
         progress: Called when shards are finished.
 
     Returns:
-        What is in every shard that was found or written, by file; and of those that are not written again, because
-        samples in them cannot be read any more, these samples as rows of `REJECTED_SCHEMA`.
+        The content of every shard that was found or written, by file. For each shard that is not rewritten because
+        samples in it can no longer be read, these samples as rows of `REJECTED_SCHEMA`.
 
     Raises:
-        RuntimeError: Spark gave up, or its JVM died; says why and how to continue.
+        RuntimeError: Spark gave up, or its JVM died; the message says why and how to continue.
     """
     waiting = {plan.file: plan for plan in plans if plan.file not in found}
 
@@ -92,13 +92,13 @@ def write_shards(
 
 
 def check_on_storage(staging: Folder, written: dict[str, WrittenShard]) -> None:
-    """Make sure that shards and notes are those that the tasks have told of.
+    """Make sure that shards and markers are those that the tasks have reported.
 
-    An executor of a job whose lease another one took may still write: its shards have the same names. And of two
-    attempts of a task, between which the archive changed, one may have written the shard and the other its note.
+    A job that lost its lease may still have a writing executor, and its shards have the same names. Also, the archive
+    may change between two attempts of a task: one may then write the shard and the other its marker.
 
     Raises:
-        RuntimeError: Some are not; their notes are removed, so that the same command writes them again.
+        RuntimeError: Some differ. Their markers are removed, so that the same command rewrites the shards.
     """
     notes, sizes = read_notes(staging, written), staging.files()
     others = [file for file, one in written.items() if (notes.get(file), sizes.get(file)) != (one, one.shard.size)]
@@ -111,10 +111,10 @@ def check_on_storage(staging: Folder, written: dict[str, WrittenShard]) -> None:
 
 
 def check_shards(spark: SparkSession, dataset: Folder, shards: list[Shard], fields: Fields) -> list[ShardCheck]:
-    """Read shards of a dataset as one Spark job, and compare every row with its checksum.
+    """Read shards of a dataset in one Spark job, and compare every row with its checksum.
 
     Raises:
-        RuntimeError: Spark gave up, or its JVM died; says why.
+        RuntimeError: Spark gave up, or its JVM died; the message says why.
     """
     files = [shard.file for shard in shards]
     check = partial(_check, dataset, fields)
@@ -123,7 +123,7 @@ def check_shards(spark: SparkSession, dataset: Folder, shards: list[Shard], fiel
 
 def _check(dataset: Folder, fields: Fields, shard: Shard) -> ShardCheck:
     check = check_shard(dataset, shard, fields)
-    # The ids of a whole shard are known, and would be the largest part of the answer.
+    # The ids of a whole shard are known, and would be the largest part of the result.
     return replace(check, ids=()) if check.damage is None else check
 
 
@@ -135,7 +135,7 @@ def _write(archive: Archive, staging: Folder, plan: ShardPlan) -> _Outcome:
 
 
 class _Progress:
-    """Counts finished shards while the job runs, by the notes that they leave."""
+    """A counter of finished shards during the job, based on their markers."""
 
     def __init__(
         self,
@@ -151,11 +151,11 @@ class _Progress:
         self._rejected = sum(len(written.rejected) for written in found.values())
 
     def look(self) -> None:
-        """Count what is finished now, and tell it."""
+        """Count the finished shards, and report the number."""
         for name in set(self._staging.names(PROGRESS_FOLDER)) & set(self._open):
             plan = self._open[name]
             written = read_note(plan.file, self._staging)
-            if written is None or written.digest != plan.digest:  # an older note
+            if written is None or written.digest != plan.digest:  # an older marker
                 continue
             del self._open[name]
             self._done += plan.rows

@@ -1,8 +1,8 @@
-"""The unfinished dataset: whose it is, what becomes of the old one, and how it becomes the finished one.
+"""The unfinished dataset: its owner, the fate of the old dataset, and the steps that finish it.
 
-On local disks it is written to `<dataset>.incomplete` and takes the dataset's name when it is complete. Behind a URL,
-where folders cannot be renamed, it is written in place, and `dataset.json` makes it a dataset. Every step can be the
-last one before the process is killed: the next run finds out by the mark where it was.
+On local disks it is written to `<dataset>.incomplete` and is renamed to the dataset when it is complete. Behind a URL,
+where folders cannot be renamed, it is written in place, and `dataset.json` makes it a dataset. The process may be
+killed after every step: the next run finds out from the mark how far it was.
 """
 
 import hashlib
@@ -31,29 +31,29 @@ from pipelines.storage.lease import LEASE_PREFIX, PROGRESS_FOLDER
 
 @dataclass(frozen=True)
 class Mark:
-    """What an unfinished dataset says about itself, in `_progress/plan.json`: this proves that it is ours."""
+    """The mark of an unfinished dataset, in `_progress/plan.json`; it proves that the folder is ours."""
 
     identity: Identity
-    """Settings and digests that the job was started with."""
+    """Settings and digests with which the job was started."""
     splits: list[str]
     removing: list[str] = field(default_factory=list)
-    """Files of a dataset that is being replaced in place, and that must go before anything is written."""
+    """Files of a dataset that is being replaced in place; they are removed before anything is written."""
     replaced: str | None = None
-    """Digest of the `dataset.json` of the local dataset whose place this one takes."""
+    """Digest of the `dataset.json` of the local dataset that this one replaces."""
     is_new: bool = False
-    """Whether no shard is of an older dataset, as those of a repair are."""
+    """Whether no shard comes from an older dataset, as in a repair."""
 
 
 def staging_of(dataset: Folder) -> Folder:
-    """Give the folder that an unfinished dataset is written to."""
+    """Return the folder of the unfinished dataset."""
     return dataset.sibling(f"{dataset.name}.incomplete") if dataset.is_local else dataset
 
 
 def read_mark(folder: Folder) -> Mark | None:
-    """Read the mark of a folder; None where there is none.
+    """Read the mark of a folder; None if it has none.
 
     Raises:
-        ValueError: It is damaged.
+        ValueError: The mark is damaged.
     """
     try:
         values = json.loads(folder.read(MARK_FILE))
@@ -88,7 +88,7 @@ def discard(staging: Folder, mark: Mark) -> None:
 
 
 def remove_finished(dataset: Folder, manifest: Manifest, identity: Identity, splits: list[str]) -> None:
-    """Remove a finished dataset behind a URL, file by file, `dataset.json` first; a mark tells what still has to go.
+    """Remove a finished dataset behind a URL, file by file, `dataset.json` first; a mark lists the remaining files.
 
     Raises:
         ValueError: The folder holds a file that is not ours; nothing is removed.
@@ -104,22 +104,22 @@ def _remove_in_place(folder: Folder, mark: Mark, names: Collection[str]) -> None
 
 
 def resume_removing(folder: Folder) -> None:
-    """Remove what the mark says has to go before anything is written."""
+    """Remove the files that the mark lists for removal."""
     mark = read_mark(folder)
     if mark is not None and mark.removing:
-        there = folder.files()  # of a folder of that name, or behind a link, nothing is ours
+        there = folder.files()  # in a folder of that name, or behind a link, nothing is ours
         names = [name for name in mark.removing if name in there]
-        # Without its manifest what is left is no dataset.
+        # Without its manifest the rest is not a dataset.
         remove_files(folder, [name for name in names if name == FILE_NAME])
         remove_files(folder, names)
         write_mark(folder, replace(mark, removing=[]))
 
 
 def check_replaceable(dataset: Folder) -> None:
-    """Make sure, before anything is written, that another folder can take the place of this one.
+    """Make sure, before anything is written, that another folder can replace this one.
 
     Raises:
-        ValueError: It is a mount point.
+        ValueError: The folder is a mount point.
     """
     if dataset.is_local and is_mount_point(dataset.path):
         raise ValueError(
@@ -129,14 +129,14 @@ def check_replaceable(dataset: Folder) -> None:
 
 
 def link_shard(source: Folder, staging: Folder, name: str) -> None:
-    """Give a finished shard a second name in the staging folder; a copy where there are no hard links."""
+    """Link a finished shard into the staging folder; copy it where hard links do not exist."""
     old, new = source.path / name, staging.path / name
     if new.exists() and new.samefile(old):
         return
     new.unlink(missing_ok=True)
     try:
         os.link(old, new)
-    except OSError:  # not every file system has them
+    except OSError:  # not every file system has hard links
         with staging.new_file(name) as path:
             shutil.copyfile(old, path)
 
@@ -144,14 +144,14 @@ def link_shard(source: Folder, staging: Folder, name: str) -> None:
 def finish(
     staging: Folder, dataset: Folder, manifest: Manifest, files: Collection[str], still_held: Callable[[], None]
 ) -> None:
-    """Turn the unfinished dataset into a finished one, at once: by the rename, or else by its `dataset.json`.
+    """Turn the unfinished dataset into a finished one atomically: by the rename, or else by its `dataset.json`.
 
     Args:
         staging: The unfinished dataset.
-        dataset: Its final place, where an older dataset may be.
-        manifest: What becomes `dataset.json`.
-        files: Everything that belongs to the dataset; what else the staging folder holds of earlier plans is removed.
-        still_held: Raises where another job took over.
+        dataset: Its final location, where an older dataset may be.
+        manifest: Content of `dataset.json`.
+        files: Files of the dataset; other files of earlier plans in the staging folder are removed.
+        still_held: Function that raises if another job took over.
 
     Raises:
         ValueError: A folder holds a file that is not ours.
@@ -176,7 +176,7 @@ def finish(
 
 
 def put_back(dataset: Folder) -> None:
-    """Undo the first half of an exchange of two folders that was interrupted: the old dataset takes its place again."""
+    """Undo the first half of an interrupted exchange of two folders: the old dataset gets its name back."""
     if not dataset.is_local or dataset.exists():
         return
     mark, old = read_mark(staging_of(dataset)), Folder(str(_aside(dataset)))
@@ -185,7 +185,7 @@ def put_back(dataset: Folder) -> None:
 
 
 def clean_up(dataset: Folder) -> None:
-    """Remove what a finished dataset has left behind: its notes of progress, and the dataset whose place it took."""
+    """Remove the remains of a finished dataset: its shard markers, and the dataset that it replaced."""
     mark = read_mark(dataset)
     if mark is None or not dataset.exists(FILE_NAME):
         return
@@ -199,7 +199,7 @@ def clean_up(dataset: Folder) -> None:
 
 
 def _aside(dataset: Folder) -> Path:
-    """Where the old dataset is for a moment on file systems that cannot exchange two folders."""
+    """Return the temporary location of the old dataset on file systems that cannot exchange two folders."""
     return dataset.path.with_name(f".{dataset.name}.replaced")
 
 

@@ -1,4 +1,4 @@
-"""What a job is to write, what of it is there already, and which shards it leaves as they are."""
+"""The inventory of a job: what to write, what exists already, and which shards stay unchanged."""
 
 import logging
 from collections import Counter
@@ -23,7 +23,7 @@ Rejected = Sequence[Mapping[str, str]]
 
 @dataclass(frozen=True)
 class Stock:
-    """What is to be written, and what of it is there."""
+    """The shards to write, and those that exist."""
 
     index: ArchiveIndex
     settings: Identity
@@ -31,46 +31,46 @@ class Stock:
     plans: Plans
     usable: Usable
     damaged: dict[str, Rejected] = field(default_factory=dict)
-    """Shards that stay damaged, by file, with the samples that would be lost if they were written again."""
+    """Shards that stay damaged, by file, with the samples that rewriting would lose."""
 
     @cached_property
     def identity(self) -> Identity:
-        """What decides the dataset."""
+        """Identity of the dataset."""
         return replace(self.settings, index=index_digest(self.index.samples))
 
     @property
     def written(self) -> dict[str, WrittenShard]:
-        """The shards that need not be written again."""
+        """Shards that need not be rewritten."""
         return {file: found.written for file, found in self.usable.shards.items()}
 
     @property
     def total(self) -> int:
-        """Everything that the archive names."""
+        """Number of all samples of the archive."""
         return len(self.index.samples) + len(self.index.rejected)
 
     def to_write(self) -> list[ShardPlan]:
-        """All shards; those that replace another one know which samples they must have."""
+        """Return all shards; a shard that replaces another one lists the samples that it must contain."""
         held = self.usable.held
         return [replace(plan, held=held[plan.file].ids) if plan.file in held else plan for plan in all_of(self.plans)]
 
     def rejected(self, written: Mapping[str, WrittenShard]) -> list[dict[str, str]]:
-        """Every bad record that is known: of finished shards what was found, of others what the index says."""
+        """Return every known bad record: for a finished shard those found in it, for others those of the index."""
         rows = list(self.index.rejected.to_pylist())
         for plan in all_of(self.plans):
             rows += rejected_of([written[plan.file]]) if plan.file in written else plan.unusable
         return rows
 
     def without_losses(self) -> "Stock":
-        """Leave those shards as they are of which the index says that good rows could not be made again."""
+        """Leave shards unchanged if, according to the index, rewriting them would lose good rows."""
         plans = [plan for plan in self.to_write() if plan.held]
         lost = {plan.file: [row for row in plan.unusable if row["id"] in plan.held] for plan in plans}
         return self.keeping({file: rows for file, rows in lost.items() if rows})
 
     def keeping(self, lost: Mapping[str, Rejected]) -> "Stock":
-        """Leave shards as they are, with all that was known of their samples when they were written.
+        """Leave shards unchanged, with all that was known about their samples when they were written.
 
         Args:
-            lost: Samples that would be lost if the shard were written again, by file of each shard.
+            lost: Samples that rewriting would lose, by file of each shard.
         """
         if not lost:
             return self
@@ -80,7 +80,7 @@ class Stock:
                 *(file, len(rows), rows[0]["id"], rows[0]["reason"]),
             )
         kept = {file: self.usable.held[file] for file in lost}
-        # Other labels of a bad record, which its folder has brought along, would make it a shard of other samples.
+        # Other labels of a bad record, which came with its folder, would make it a shard of other samples.
         planned = {plan.digest for plan in all_of(self.plans)}
         known = [found.plan.table for found in kept.values() if found.plan.digest not in planned]
         samples = with_rows(self.index.samples, pa.concat_tables(known)) if known else self.index.samples
@@ -93,10 +93,10 @@ class Stock:
         )
 
     def check_repaired(self, dataset: Folder) -> None:
-        """Make sure that no damaged shard was left as it is.
+        """Make sure that no damaged shard is left unchanged.
 
         Raises:
-            RuntimeError: Some were; says how many rows each repair would have lost.
+            RuntimeError: Some shards are; the message says how many rows each repair would lose.
         """
         if not self.damaged:
             return
@@ -110,7 +110,7 @@ class Stock:
 
 
 def problems(usable: Usable) -> str:
-    """Tell why shards are written again."""
+    """Return the reasons for which shards are rewritten."""
     counts = Counter(usable.problems.values())
     reasons = [f"{count} shards {reason}" for reason, count in counts.items()]
     return ", ".join(reasons) or "what describes the shards is lost or out of date"

@@ -1,4 +1,4 @@
-"""What the shards of a dataset are together: its manifest, its statistics, its list of bad records."""
+"""Combines the shards of a dataset into its manifest, its statistics and its list of bad records."""
 
 import functools
 import operator
@@ -31,7 +31,7 @@ def summarise(
     source: str,
     rejected: list[dict[str, str]],
 ) -> Manifest:
-    """Describe a dataset of these shards, by split.
+    """Describe the dataset that these shards form, by split.
 
     Raises:
         ValueError: A split has no good sample.

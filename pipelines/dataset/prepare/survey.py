@@ -1,4 +1,4 @@
-"""What earlier runs left: whether it is ours and of the same samples and settings, and what of it is still good."""
+"""The results of earlier runs: whether they are ours, have the same samples and settings, and are still good."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -35,18 +35,18 @@ class Existing:
 
     folder: Folder
     identity: Identity
-    """What they were written of."""
+    """Identity with which the shards were written."""
     notes: dict[str, WrittenShard]
     sizes: dict[str, int]
-    """Bytes of every file in the folder."""
+    """Size in bytes of every file in the folder."""
     manifest: Manifest | None
     """None: the dataset is unfinished."""
     earlier_notes: dict[str, tuple[WrittenShard, bytes]] = field(default_factory=dict)
-    """What is in shards that a job was about to write again, and their samples."""
+    """Content of shards that a job was about to rewrite, and their samples."""
 
     @property
     def advice(self) -> str:
-        """Tell how to continue with other settings or another archive."""
+        """Advice how to continue with other settings or another archive."""
         if self.manifest is None:
             return f"choose another dataset.path, or discard the unfinished work with {RESTART}"
         return f"choose another dataset.path, or replace the dataset with {OVERWRITE}"
@@ -57,36 +57,36 @@ class Found:
     """A shard that an earlier run wrote."""
 
     plan: ShardPlan
-    """Its samples as they were when it was written."""
+    """Plan of the shard, with its samples as they were when it was written."""
     written: WrittenShard
     folder: Folder
     whole: frozenset[str] | None = None
-    """Ids of the rows that are not damaged; None: it is not known to be damaged."""
+    """Ids of the rows that are not damaged; None if the shard is not known to be damaged."""
 
     @property
     def ids(self) -> frozenset[str]:
-        """The samples whose rows are in it, and not known to be damaged."""
+        """Ids of the samples in the shard whose rows are not known to be damaged."""
         ids = frozenset(self.plan.table["id"].to_pylist()) - {row["id"] for row in self.written.rejected}
         return ids if self.whole is None else ids & self.whole
 
 
 @dataclass(frozen=True)
 class Usable:
-    """What earlier runs have written that is of use."""
+    """The usable results of earlier runs."""
 
     shards: dict[str, Found]
-    """The shards that need not be written again, by file."""
+    """Shards that need not be rewritten, by file."""
     problems: dict[str, str]
-    """Why others are to be written again, by file."""
+    """Reasons to rewrite the other shards, by file."""
     held: dict[str, Found]
-    """Those of the others that have good rows, which must not be lost."""
+    """Shards to rewrite that have good rows, which must not be lost, by file."""
 
 
 def find_finished(dataset: Folder) -> Existing | None:
-    """Look at the dataset's folder; None where there is no finished dataset.
+    """Read the dataset's folder; None if it holds no finished dataset.
 
     Raises:
-        ValueError: There is something else, or the dataset's `dataset.json` is damaged.
+        ValueError: The folder holds something else, or its `dataset.json` is damaged.
     """
     if not dataset.exists(FILE_NAME):
         files = dataset.files()
@@ -103,22 +103,22 @@ def find_finished(dataset: Folder) -> Existing | None:
 
 
 def _identity_of(manifest: Manifest) -> Identity:
-    """What `dataset.json` tells of settings and samples, where the notes are lost."""
+    """Return the settings and samples that `dataset.json` describes, for the case that the markers are lost."""
     description = ArchiveDescription(manifest.archive, manifest.task, manifest.class_names, manifest.groups)
     described = describe(description, manifest.read_settings)
     return Identity({"format": manifest.format_version, **manifest.settings, **described}, manifest.source_fingerprint)
 
 
 def find_unfinished(dataset: Folder) -> Existing | None:
-    """Look at the folder of an unfinished dataset; None where there is none.
+    """Read the folder of an unfinished dataset; None if there is none.
 
     Raises:
-        ValueError: Something else is there.
+        ValueError: The folder holds something else.
     """
     staging = staging_of(dataset)
     mark = read_mark(staging)
     if mark is None:
-        # A job that is killed while it writes its mark leaves the beginning of it.
+        # A job that is killed while it writes its mark leaves an incomplete one.
         if dataset.is_local and (not all(map(is_progress, staging.files())) or staging.path.is_file()):
             raise ValueError(
                 f"{staging} is in the way and is not ours: move it elsewhere, or choose another dataset.path"
@@ -134,7 +134,7 @@ def refuse_another(existing: Existing, identity: Identity) -> None:
     """Make sure that the settings are the same.
 
     Raises:
-        ValueError: They are not; names the differences.
+        ValueError: They differ; the message names the differences.
     """
     differences = existing.identity.differences(identity)
     if differences:
@@ -146,21 +146,21 @@ def reconcile(
 ) -> tuple[ArchiveIndex, Plans]:
     """Make sure that finished shards and the archive agree.
 
-    Samples that were rejected or not written yet may have other labels and files now, and files of samples that are
-    in a finished shard may be gone: what is known of them is kept.
+    Samples that were rejected or not yet written may have other labels and files now. Files of samples in a finished
+    shard may have been deleted: their recorded metadata is kept.
 
     Returns:
-        The index to continue with, and the shards as they were planned where another index was known then.
+        The index to continue with, and the shards as they were planned if the index was different then.
 
     Raises:
-        ValueError: The archive's samples changed; says how many.
+        ValueError: The archive's samples changed; the message says how many.
     """
     if index_digest(index.samples) == existing.identity.index:
         return index, {}
     before = read_index(existing.folder)
     is_finished = existing.manifest is not None
     if is_finished and before is not None and index_digest(before) != existing.identity.index:
-        before = None  # it is that of other shards
+        before = None  # it belongs to other shards
     if before is None:
         if not existing.notes and not is_finished:
             return index, {}
@@ -176,7 +176,7 @@ def reconcile(
 
 
 def _settled(existing: Existing, plans: Plans) -> set[str]:
-    """The samples whose rows are in a finished shard."""
+    """Return the ids of the samples whose rows are in a finished shard."""
     settled: set[str] = set()
     for plan in all_of(plans):
         note = existing.notes.get(plan.file)
@@ -187,13 +187,13 @@ def _settled(existing: Existing, plans: Plans) -> set[str]:
 
 
 def find_usable(existing: Existing, plans: Plans, earlier: Plans, archive: Archive) -> Usable:
-    """Find the shards that are there, of the planned samples, and whose rejected records are still bad.
+    """Find the existing shards that hold the planned samples and whose rejected records are still bad.
 
     Args:
-        existing: What an earlier run wrote.
+        existing: Results of an earlier run.
         plans: All shards.
-        earlier: The shards as they were planned then, where that is known to differ.
-        archive: Where the rejected records are looked at.
+        earlier: The shards as they were planned by the earlier run, where they are known to differ.
+        archive: The archive, in which the rejected records are tried again.
     """
     shards: dict[str, Found] = {}
     problems: dict[str, str] = {}
@@ -219,7 +219,7 @@ def find_usable(existing: Existing, plans: Plans, earlier: Plans, archive: Archi
 
 
 def _find_earlier(existing: Existing, plan: ShardPlan) -> Found | None:
-    """The shard that has the place of a planned one, where a job was stopped before it wrote that one."""
+    """Return the existing shard with the name of a planned one, if a job stopped before it wrote the planned one."""
     written, samples = existing.earlier_notes.get(plan.file, (None, b""))
     if written is None or written.shard.size != existing.sizes.get(plan.file):
         return None
@@ -229,7 +229,7 @@ def _find_earlier(existing: Existing, plan: ShardPlan) -> Found | None:
 
 
 def _with_mended_records(shards: Iterable[Found], archive: Archive) -> list[str]:
-    """The shards of which a rejected record can be read now."""
+    """Return the shards with a rejected record that is readable now."""
     tries: list[tuple[str, dict[str, Any]]] = []
     for found in shards:
         plan = found.plan
@@ -250,10 +250,10 @@ def _is_readable(archive: Archive, sample: dict[str, Any]) -> bool:
 
 
 def with_damage(usable: Usable, damaged: Mapping[str, Collection[str]]) -> Usable:
-    """Have damaged shards written again.
+    """Mark damaged shards for rewriting.
 
     Args:
-        usable: What was found.
+        usable: The shards that were found.
         damaged: Ids of the rows that are not damaged, by file of each damaged shard.
     """
     found = {**usable.held, **usable.shards}
@@ -263,7 +263,7 @@ def with_damage(usable: Usable, damaged: Mapping[str, Collection[str]]) -> Usabl
 
 
 def merge(first: Usable, second: Usable) -> Usable:
-    """Take the shards of both; of a shard that both have, the one with more samples, or else the first's."""
+    """Take the shards of both; of a shard in both, the one with more samples, or else the first's."""
     shards = _merged(first.shards, second.shards)
     held = {file: found for file, found in _merged(first.held, second.held).items() if file not in shards}
     return Usable(shards, first.problems or second.problems, held)
@@ -271,15 +271,15 @@ def merge(first: Usable, second: Usable) -> Usable:
 
 def _merged(first: dict[str, Found], second: dict[str, Found]) -> dict[str, Found]:
     found = [*second.items(), *first.items()]
-    # The sort is stable: of two with as many rejected records, the first's is the later one, and stays.
+    # The sort is stable: with equally many rejected records the shard of `first`, which is later, wins.
     return dict(sorted(found, key=lambda item: -len(item[1].written.rejected)))
 
 
 def all_of(plans: Plans) -> list[ShardPlan]:
-    """Give the shards of all splits."""
+    """Return the shards of all splits."""
     return [plan for shards in plans.values() for plan in shards]
 
 
 def rejected_of(usable: Iterable[WrittenShard]) -> list[dict[str, str]]:
-    """Give the rejected records of some shards."""
+    """Return the rejected records of some shards."""
     return [row for written in usable for row in written.rejected]

@@ -1,4 +1,4 @@
-"""Two local folders exchange their names, so that there is no moment at which one of the names is free."""
+"""Exchanges the names of two local folders, so that both names exist at every moment."""
 
 import ctypes
 import errno
@@ -11,12 +11,12 @@ _UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 
 
 def swap_folders(first: Path, second: Path, aside: Path) -> None:
-    """Exchange two folders; where the file system cannot, `second` goes `aside` and `first` takes its name.
+    """Exchange two folders; if the file system cannot, move `second` to `aside` and give its name to `first`.
 
     Args:
         first: One folder.
         second: The other.
-        aside: A name that is free, in the folder of `second`.
+        aside: A free name in the folder of `second`.
 
     Raises:
         OSError: The folders cannot be renamed.

@@ -1,4 +1,4 @@
-"""From an archive to a dataset, as one Spark job that may be stopped, started again, and asked to repair its result."""
+"""Converts an archive to a dataset in one Spark job that can be stopped, continued, and used for a repair."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -97,48 +97,47 @@ def prepare_dataset(
     """Write `archive` as a dataset of Petastorm-format Parquet, one directory per split.
 
     Shards are written under `<dataset>.incomplete`, and the folder is renamed at the end, with `dataset.json` in it.
-    Whatever stops the job, `dataset` is whole or does not exist. Behind a URL, where folders cannot be renamed, they
-    are written in place and `dataset.json` comes last: without it there is no dataset.
+    Whenever the job stops, `dataset` is complete or does not exist. Behind a URL, where folders cannot be renamed,
+    shards are written in place and `dataset.json` comes last: without it there is no dataset.
 
-    The same call again continues with the shards that are not finished. The result is, byte for byte, that of a job
-    that was never stopped. Each finished shard is noted with a digest of its samples. Where samples were added to the
-    archive, removed from it or changed since, the call is refused, and says how many.
+    The same call again continues with the unfinished shards. The result equals, byte for byte, that of a job that was
+    never stopped. The marker of each finished shard holds a digest of its samples. If samples were added to the
+    archive, removed or changed since then, the call is refused, and the message says how many.
 
-    The same call on a finished dataset looks at it. Shards that are missing or have another size are written again,
-    and so are those with rejected records that can be read now, and with `verify` those with damaged rows. The
-    repaired dataset equals, byte for byte, one that never failed. On local disks it takes the old one's place at once,
-    and the old files stay readable for who has them open. Behind a URL `dataset.json` is removed first and written
+    The same call on a finished dataset checks it. It rewrites shards that are missing or have another size, and those
+    with rejected records that can be read now. With `verify` it also rewrites those with damaged rows. The repaired
+    dataset equals, byte for byte, one that never failed. On local disks it replaces the old one atomically, and
+    processes that have the old files open can still read them. Behind a URL `dataset.json` is removed first and written
     again last.
 
-    A shard stays as it is, with a warning, where files of samples in it are gone: it would lose their rows. A damaged
-    one stays too, and the call then ends with an error, after everything else is finished.
+    A shard stays unchanged, with a warning, if files of its samples are missing: rewriting it would lose their rows. A
+    damaged shard stays too, and the call then ends with an error after everything else is finished.
 
-    Nothing is removed but files that a `dataset.json` or the mark of our own unfinished work shows to be ours, one by
-    one, after the archive was read. A folder that holds any other file is refused.
+    Only our own files are removed, one by one, after the archive was read. A `dataset.json` or the mark of our
+    unfinished work proves which these are. A folder that holds any other file is refused.
 
     Args:
-        spark: Session whose executors see both paths.
-        archive: What to read.
+        spark: Session whose executors can access both paths.
+        archive: Archive to read.
         dataset: Folder to make: a path, or a URL that fsspec knows. It must not contain the archive, nor be in it.
         row_group_mib: Uncompressed MiB per row group.
         row_groups_per_shard: Row groups per Parquet file.
-        seed: Seed of the one shuffle of rows within their split.
-        max_rejected_fraction: More bad records than this part of all fail the job.
-        overwrite: Replace an existing dataset, also one that another archive or other settings made: on local disks
-            when the new one is complete; behind a URL the old one is removed first, so there is none until the job
-            ends. Unfinished work is discarded where it is a repair, or of another archive or other settings.
-        restart: Discard unfinished work, and start from nothing; a finished dataset is not touched by this.
-        verify: Read the shards that are finished already, and write again those with rows that differ from their
-            checksums.
-        say: Called with each line about what happens.
+        seed: Seed of the only shuffle of rows within their split.
+        max_rejected_fraction: Largest allowed fraction of bad records; with more of them the job fails.
+        overwrite: Replace an existing dataset, even one of another archive or other settings. On local disks it is
+            replaced when the new one is complete. Behind a URL it is removed first, so no dataset exists until the job
+            ends. Unfinished work is discarded if it is a repair or has another archive or other settings.
+        restart: Discard unfinished work and start from nothing; a finished dataset is not touched.
+        verify: Read the finished shards, and rewrite those with rows that differ from their checksums.
+        say: Called with each message.
         progress: Called about once a second, from another thread.
 
     Raises:
         FileNotFoundError: The archive is missing.
-        ValueError: It is empty or malformed, has no training split or too many bad records, or changed; or `dataset`
-            exists and is something else, or holds files that are not ours, or cannot be written.
-        RuntimeError: Another job is writing this dataset or has written in it, the storage cannot be used, a disk is
-            full, Spark gave up, or a damaged shard would lose good rows; the finished shards are kept.
+        ValueError: The archive is empty or malformed, has no training split or too many bad records, or changed. Or
+            `dataset` is something else, holds files that are not ours, or cannot be written.
+        RuntimeError: Another job writes or has written this dataset, the storage cannot be used, a disk is full, or
+            Spark gave up. Or a repair would lose good rows. The finished shards are kept.
     """
     dataset = followed(Folder.at(dataset))
     dataset.check()
@@ -179,13 +178,13 @@ class _Job:
     progress: Callable[[PrepareProgress], None]
     verify: bool
     checked: dict[str, ShardCheck] = field(default_factory=dict)
-    """Shards, by path, that were read and compared with their checksums."""
+    """Shards that were compared with their checksums, by path."""
 
     def take_stock(self, index: ArchiveIndex, sources: list[Existing]) -> Stock:
-        """Plan the dataset, and find the shards that earlier runs wrote.
+        """Plan the dataset, and find the shards of earlier runs.
 
         Raises:
-            ValueError: Settings or samples are not those of the earlier runs.
+            ValueError: Settings or samples differ from those of the earlier runs.
         """
 
         def plan(index: ArchiveIndex) -> Plans:
@@ -206,7 +205,7 @@ class _Job:
         return Stock(index, identity, plans, usable).without_losses()
 
     def verified(self, folder: Folder, usable: Usable) -> Usable:
-        """Find the rows that differ from their checksums; a shard that has some is not usable."""
+        """Find the rows that differ from their checksums; a shard with such rows is not usable."""
         description = self.archive.description
         fields = fixed_fields(description.groups, len(description.class_names))
         shards = [found.written.shard for found in (*usable.shards.values(), *usable.held.values())]
@@ -226,7 +225,7 @@ class _Job:
         return checks
 
     def is_whole(self, finished: Existing, stock: Stock) -> bool:
-        """Whether a finished dataset is what this call would make."""
+        """Return whether a finished dataset equals the result of this call."""
         assert finished.manifest is not None
         complete = set(stock.written) == {plan.file for plan in all_of(stock.plans)}
         return (
@@ -236,7 +235,7 @@ class _Job:
         )
 
     def leave(self, finished: Existing, stock: Stock) -> Manifest:
-        """Leave a whole dataset as it is; a report that is lost is made again."""
+        """Leave a whole dataset unchanged; write a lost report again."""
         assert finished.manifest is not None
         if REPORT_FILE not in finished.sizes:
             self.report(stock, stock.written, finished.manifest)
@@ -245,7 +244,7 @@ class _Job:
         return finished.manifest
 
     def write(self, index: ArchiveIndex, *, overwrite: bool, restart: bool, still_held: Callable[[], None]) -> Manifest:
-        """Write what is not there, with the dataset held."""
+        """Write the missing shards; the caller holds the dataset's lease."""
         finished, unfinished = find_finished(self.dataset), find_unfinished(self.dataset)
         stale = unfinished if restart else None
         if overwrite:
@@ -269,7 +268,7 @@ class _Job:
         return self.complete(stock, staging, still_held)
 
     def can_continue(self, unfinished: Existing, index: ArchiveIndex) -> bool:
-        """Whether unfinished work is of these settings and samples, and no repair of what is to be replaced."""
+        """Return whether unfinished work has these settings and samples, and does not repair the dataset to replace."""
         mark = read_mark(unfinished.folder)
         if mark is None or not mark.is_new:
             return False
@@ -287,7 +286,7 @@ class _Job:
         stale: Existing | None,
         overwrite: bool,
     ) -> Folder:
-        """Make the folder of the unfinished dataset, with all shards that are usable; removes what is in the way.
+        """Make the folder of the unfinished dataset with all usable shards; remove files in the way.
 
         Raises:
             ValueError: A folder holds a file that is not ours; nothing is removed.
@@ -319,9 +318,10 @@ class _Job:
         return staging
 
     def take_notes(self, stock: Stock, staging: Folder) -> None:
-        """Leave no note of a shard that is to be written, by which it would pass for written when a worker is lost.
+        """Delete the markers of shards that will be rewritten.
 
-        What is in the shard whose place it takes is still noted, for the job that continues if this one is stopped.
+        Otherwise a lost worker would leave a marker that says that its shard is written. The content of the shard to
+        replace is still recorded, for the job that continues if this one stops.
         """
         held = {file: found for file, found in stock.usable.held.items() if found.folder == staging and found.ids}
         for found in held.values():
@@ -330,7 +330,7 @@ class _Job:
         remove_files(staging, [name for name in notes_in(staging) if name not in names])
 
     def complete(self, stock: Stock, staging: Folder, still_held: Callable[[], None]) -> Manifest:
-        """Write the shards that are not usable, and make a dataset of them all."""
+        """Write the missing shards, and make a dataset of all shards."""
         plans, found = all_of(stock.plans), stock.written
         self.say(f"{sum(plan.rows for plan in plans)} samples of {len(stock.plans)} splits in {len(plans)} shards")
         if found:
@@ -358,7 +358,7 @@ class _Job:
         return manifest
 
     def keep(self, stock: Stock, staging: Folder, lost: Mapping[str, Rejected]) -> Stock:
-        """Put shards back in their places that could only be written again with fewer samples."""
+        """Restore shards that could only be rewritten with fewer samples."""
         kept = stock.keeping(lost)
         _place({file: kept.usable.shards[file] for file in lost}, staging, {})
         mark = read_mark(staging)
@@ -369,11 +369,11 @@ class _Job:
         return kept
 
     def check_rejected(self, rejected: list[dict[str, str]], total: int, report: str | None) -> None:
-        """Make sure that no more records are bad than allowed."""
+        """Make sure that at most the allowed part of the records is bad."""
         check_rejected(rejected, total, "prepare.max_rejected_fraction", self.max_rejected_fraction, report)
 
     def manifest(self, stock: Stock, written: dict[str, WrittenShard]) -> Manifest:
-        """Describe the dataset that these shards make."""
+        """Describe the dataset of these shards."""
         splits = {split: [written[plan.file] for plan in plans] for split, plans in stock.plans.items()}
         source, rejected = stock.identity.index, stock.rejected(written)
         assert source is not None
@@ -381,13 +381,13 @@ class _Job:
         return summarise(archive.description, splits, self.settings, archive.read_settings, source, rejected)
 
     def report(self, stock: Stock, written: dict[str, WrittenShard], manifest: Manifest) -> None:
-        """Make the page about the dataset."""
+        """Write the dataset's report."""
         sums = merge_sums([written[plan.file] for plan in stock.plans[TRAINING_SPLIT]])
         _report(self.dataset, manifest, sums, stock.rejected(written))
 
 
 def _place(shards: Mapping[str, Found], staging: Folder, noted: Mapping[str, WrittenShard]) -> None:
-    """Have finished shards in the staging folder, each with its note; `noted` are those that are there."""
+    """Link finished shards into the staging folder, each with its marker; `noted` already exist there."""
     for file, found in shards.items():
         if found.folder != staging:
             link_shard(found.folder, staging, file)
@@ -396,7 +396,7 @@ def _place(shards: Mapping[str, Found], staging: Folder, noted: Mapping[str, Wri
 
 
 def _file_names(plans: Plans) -> list[str]:
-    """Everything that makes a dataset; the report, which is about it, can be made again."""
+    """Return all files of a dataset but the report, which can be made again."""
     petastorm = [f"{split}/{PETASTORM_FILE}" for split in plans]
     return [FILE_NAME, REJECTED_FILE, INDEX_FILE, NOTES_FILE, *petastorm, *(plan.file for plan in all_of(plans))]
 
@@ -405,5 +405,5 @@ def _report(dataset: Folder, manifest: Manifest, sums: dict[str, BandSums], reje
     histograms = {name: part.histogram for name, part in sums.items()}
     try:
         write_report(dataset, manifest, histograms, pa.Table.from_pylist(rejected, schema=REJECTED_SCHEMA))
-    except Exception:  # a night's work is not lost to a picture
+    except Exception:  # a failed picture must not cost a night's work
         _log.error("the dataset is finished, its report is not: %s", redacted_traceback())

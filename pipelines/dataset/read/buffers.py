@@ -1,4 +1,4 @@
-"""Memory for batches, which is reused: the first touch of a page costs twenty times a warm copy.
+"""Reusable memory for batches: the first write to a page costs twenty times a copy into warm memory.
 
 A buffer returns to the pool when nothing refers to its arrays any more. A view of an array refers to it, and so does a
 tensor that was made from it without a copy (DLPack). So no buffer is overwritten while somebody still reads it.
@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from pipelines.dataset.gather import address
 
-_ALIGNMENT = 64  # bytes; TensorFlow copies memory that is aligned otherwise
+_ALIGNMENT = 64  # bytes; TensorFlow copies memory with another alignment
 
 Row = tuple[memoryview, memoryview]
-"""Memory for the prefix and the value of one row of one column, as `os.preadv` takes it."""
+"""Memory for the prefix and the value of one row and column, as `os.preadv` takes it."""
 
 
 class Memory:
-    """Memory of one batch: per column, values `(rows, bytes)`, and apart from them their prefixes in the file."""
+    """Memory of one batch: per column the values, `(rows, bytes)`, and separately their prefixes in the file."""
 
     def __init__(self, rows: int, columns: Mapping[str, tuple[int, int]]) -> None:
         """Map anonymous pages.
@@ -36,13 +36,13 @@ class Memory:
         places = np.cumsum([0] + [math.ceil(size / _ALIGNMENT) * _ALIGNMENT for size in sizes])
         self.pages = mmap.mmap(-1, max(1, int(places[-1])))
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a kernel without them
+            with suppress(OSError):  # a kernel without huge pages
                 self.pages.madvise(mmap.MADV_HUGEPAGE)
         self.places = {name: (int(place), size) for name, place, size in zip(columns, places, sizes, strict=False)}
         self.prefixes = {name: np.empty((rows, prefix), np.uint8) for name, (prefix, _) in columns.items()}
         start = address(np.frombuffer(self.pages, np.uint8))
         self.addresses = np.array([start + place for place, _ in self.places.values()], np.int64)
-        """`(columns,)`, address of the first value of each column."""
+        """Address of the first value of each column, `(columns,)`."""
         view = memoryview(self.pages)
         self.rows: dict[str, list[Row]] = {}
         for name, (prefix, value) in columns.items():
@@ -55,15 +55,15 @@ class Memory:
 
 
 class BufferPool:
-    """Lends memory for batches of one size; memory that is returned is lent again, up to `keep` free buffers."""
+    """A pool of memory for batches of one size; returned memory is lent again, up to `keep` free buffers."""
 
     def __init__(self, rows: int, columns: Mapping[str, tuple[int, int]], keep: int) -> None:
-        """Start empty.
+        """Create an empty pool.
 
         Args:
             rows: Number of rows of a batch.
             columns: Number of bytes of each column's prefix and value.
-            keep: Number of free buffers to keep; further ones are released.
+            keep: Number of free buffers to keep; the others are released.
         """
         self._rows, self._columns, self._keep = rows, dict(columns), keep
         self._free: list[Memory] = []
@@ -73,9 +73,9 @@ class BufferPool:
         """Number of buffers made so far."""
 
     def lend(self) -> tuple[Memory, dict[str, NDArray[np.uint8]]]:
-        """Lend memory that nobody uses, and per column its values as `(rows, bytes)`.
+        """Lend free memory, and per column its values as `(rows, bytes)`.
 
-        It is lent until the last of these arrays is released.
+        The memory is lent until the last of these arrays is released.
         """
         with self._lock:
             memory = self._free.pop() if self._free else None

@@ -1,8 +1,8 @@
-"""Row groups without fixed places, rewritten once into a local folder that all ranks of a host share.
+"""A local cache, shared by all ranks of a host, for row groups without fixed row positions.
 
-There is one file per row group, in the layout of our own writer and with a checksum per row. A lock that the kernel
-releases makes one process write while the others wait, and a rename makes the file appear whole: a rank that dies
-while it writes leaves nothing that is believed.
+There is one file per row group, in our writer's layout and with a checksum per row. One process writes while the
+others wait, under a lock that the kernel releases. A rename publishes the file atomically: a rank that dies while it
+writes leaves nothing that others read.
 """
 
 import fcntl
@@ -24,25 +24,25 @@ from pipelines.dataset.format.layout import PARQUET_OPTIONS, RowGroup, open_row_
 from pipelines.dataset.format.rows import Fields
 
 _LOCKS = 64
-# The folder may hold files of its user: no others than these are looked at, and removed.
+# The folder may hold files of its user: only files with these names are read and removed.
 _ENTRY = re.compile(r"[0-9a-f]{64}\.parquet")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.parquet\.[0-9a-f]{32}")
 
 
 def default_cache_folder() -> Path:
-    """Give `groundswell-cache-<user id>` in the host's temporary folder, which outlives a worker's own."""
+    """Return `groundswell-cache-<user id>` in the host's temporary folder, which outlives a worker's own folder."""
     host = os.environ.get("GROUNDSWELL_HOST_TMPDIR") or tempfile.gettempdir()
     return Path(host, f"groundswell-cache-{os.getuid()}")
 
 
 class RowGroupCache:
-    """Files by key; the least recently used are removed where the next one would exceed the limit."""
+    """Files by key; the least recently used ones are removed if the next file would exceed the limit."""
 
     def __init__(self, folder: Path, limit_bytes: int, *, mapped: bool = False) -> None:
         """Make the folder, for this user only.
 
         Raises:
-            RuntimeError: It cannot be made, or belongs to another user.
+            RuntimeError: The folder cannot be made, or belongs to another user.
         """
         self.folder, self.limit_bytes, self._mapped = folder, limit_bytes, mapped
         try:
@@ -50,7 +50,7 @@ class RowGroupCache:
             (folder / "locks").mkdir(exist_ok=True)
         except OSError as error:
             raise RuntimeError(f"no cache folder at {folder} ({error.strerror}): set reader.cache_folder") from None
-        # A link to a folder of this user, which somebody else has put there, would choose where the cache is.
+        # Somebody else's link to a folder of this user would choose the location of the cache.
         if folder.stat().st_uid != os.getuid() or folder.lstat().st_uid not in (os.getuid(), 0):
             raise RuntimeError(f"the cache folder {folder} belongs to another user: set reader.cache_folder")
 
@@ -63,19 +63,19 @@ class RowGroupCache:
         *,
         damaged: RowGroup | None = None,
     ) -> RowGroup:
-        """Open the row group of a key; it is read and rewritten first where it is absent or damaged.
+        """Open the row group of a key; if it is missing or damaged, read and rewrite it first.
 
         Args:
-            key: Names the content: another dataset or file has another key.
+            key: Identifier of the content: another dataset or file has another key.
             fields: Columns of fixed width.
-            read: Gives the row group's columns, encoded, as they are in the source, with its checksums.
-            rows: Number of rows that it must have.
-            damaged: What an earlier call gave and proved to be damaged. It is dropped, unless another process has
+            read: Function that returns the row group's encoded columns, as they are in the source, with its checksums.
+            rows: Number of rows that the row group must have.
+            damaged: Result of an earlier call that proved to be damaged. It is removed, unless another process has
                 replaced it already.
 
         Raises:
             RuntimeError: The disk is full.
-            ValueError: The source does not hold what the fields say.
+            ValueError: The source does not contain what the fields describe.
         """
         name = hashlib.sha256(key.encode()).hexdigest()
         path = self.folder / f"{name}.parquet"
@@ -85,12 +85,12 @@ class RowGroupCache:
             if path.is_file():
                 try:
                     return self._opened(path, fields, rows)
-                except (ValueError, FileNotFoundError):  # damaged, or removed a moment ago to make room
+                except (ValueError, FileNotFoundError):  # damaged, or just removed to make room
                     path.unlink(missing_ok=True)
             source = read()
             column = pa.field(CHECKSUM_FIELD, pa.uint32(), nullable=False)
             table = encoded(source, fields).append_column(column, pa.array(stored_checksums(source)))
-            with self._lock(_LOCKS):  # one writes at a time, or two would take the same room
+            with self._lock(_LOCKS):  # only one process writes, or two would take the same room
                 self._make_room(rows * sum(value_bytes(*field) for field in fields.values()))
                 self._write(table, path)
             return self._opened(path, fields, rows)
@@ -120,7 +120,7 @@ class RowGroupCache:
         entries = []
         for path in self.folder.iterdir():
             if _ENTRY.fullmatch(path.name):
-                with suppress(FileNotFoundError):  # a damaged one, removed by another process
+                with suppress(FileNotFoundError):  # a damaged file that another process removed
                     status = path.stat()
                     entries.append((status.st_mtime_ns, status.st_size, path))
             elif _UNFINISHED.fullmatch(path.name):  # its process died while it wrote: only one writes at a time

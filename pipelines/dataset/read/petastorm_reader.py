@@ -1,7 +1,7 @@
-"""Batches through Petastorm's own reader, for comparison and compatibility.
+"""Batches from Petastorm's own reader, for comparison and compatibility.
 
 Its order depends on the number of ranks and threads. It distributes whole row groups, and cannot resume within an
-epoch. All ranks do the same number of steps: a rank with fewer rows than others reads some of them twice in an epoch.
+epoch. All ranks do the same number of steps: a rank with fewer rows than others reads some of them twice per epoch.
 """
 
 import warnings
@@ -32,7 +32,7 @@ def petastorm_batches(
 ) -> Iterator[Batch]:
     """Yield exactly `steps` batches of one rank.
 
-    `Batch.rows` counts rows within the epoch. They are not rows of the split, which Petastorm does not report.
+    `Batch.rows` counts rows within the epoch. They are not positions in the split, which Petastorm does not report.
 
     Raises:
         ValueError: The dataset is not on a filesystem that Petastorm reads with this pyarrow.
@@ -46,13 +46,13 @@ def petastorm_batches(
 
     names = [group.name for group in manifest.groups]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of pyarrow, for each of Petastorm's calls
+        warnings.simplefilter("ignore", FutureWarning)  # pyarrow warns for each of Petastorm's calls
         reader = make_reader(
             (folder.path / split).as_uri(),
             num_epochs=None,
             shuffle_row_groups=True,
             shuffle_rows=True,
-            # With one seed every epoch has the same order, and to Petastorm 0 is no seed.
+            # With one seed every epoch would have the same order, and Petastorm ignores the seed 0.
             seed=int(np.random.default_rng([seed, epoch]).integers(1, 1 << 31)),
             cur_shard=rank,
             shard_count=size,

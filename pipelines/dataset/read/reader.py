@@ -1,4 +1,4 @@
-"""Samples of one split, gathered from their places in Parquet into recycled memory, in an order known in advance."""
+"""Reads samples of one split from their positions in Parquet into reused memory, in an order known in advance."""
 
 import logging
 import os
@@ -32,20 +32,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ReaderSettings:
-    """How rows are read; `window_rows` of the order follows from the cache's limit where the split exceeds it."""
+    """Settings for reading rows; if the split exceeds the cache's limit, it is shuffled in windows of rows that fit."""
 
     threads: int = ReaderConfig.default("threads")
     """Number of threads that gather batches."""
     batches_in_flight: int = ReaderConfig.default("batches_in_flight")
-    """Number of batches that are gathered, or being gathered, ahead of the one that is asked for."""
+    """Number of batches that are gathered ahead of the requested one, unfinished ones included."""
     batches_advised: int = 8
-    """Number of further batches whose rows the operating system is told to read from disk."""
+    """Number of further batches whose rows the operating system is asked to read from disk."""
     cache_folder: Path = field(default_factory=default_cache_folder)
-    """Folder on a local disk, for row groups that are remote or whose rows have no fixed places."""
+    """Folder on a local disk, for row groups that are remote or whose rows have no fixed positions."""
     cache_limit_bytes: int = int(ReaderConfig.default("cache_limit_gib") * 2**30)
-    """Size of that cache; a larger split is read, and shuffled, in windows that fit."""
+    """Size of that cache; a larger split is read and shuffled in windows that fit."""
     verify: Verify = field(default=ReaderConfig.default("verify"))
-    """When a row's checksum is computed: `first_epoch` when this process reads the row for the first time."""
+    """When a row's checksum is computed; `first_epoch`: when this process reads the row for the first time."""
 
 
 @dataclass(frozen=True)
@@ -57,28 +57,28 @@ class Batch:
     targets: NDArray[np.uint8]
     """Multi-hot, `(batch, classes)`."""
     weights: NDArray[np.float32]
-    """`(batch,)`, 1 or 0."""
+    """Weights, `(batch,)`, 1 or 0."""
     rows: NDArray[np.int64]
-    """`(batch,)`, position of each sample in the split: with `SplitReader.ids`, its id."""
+    """Position of each sample in the split, `(batch,)`: its index in `SplitReader.ids`."""
 
 
 class DamageError(ValueError):
-    """Bytes of a row group are not what was written."""
+    """The bytes of a row group differ from those that were written."""
 
     def __init__(self, place: int, group: RowGroup, message: str) -> None:
-        """Say what is damaged.
+        """Describe the damage.
 
         Args:
             place: Number of the row group, in reading order.
-            group: The row group as it is open.
-            message: Names shard, row group and row, and says what to do.
+            group: The open row group.
+            message: Text that names shard, row group and row, and the remedy.
         """
         super().__init__(message)
         self.place, self.group = place, group
 
 
 class SplitReader:
-    """Random access to the rows of one split."""
+    """A reader with random access to the rows of one split."""
 
     def __init__(
         self,
@@ -91,15 +91,15 @@ class SplitReader:
         """Open every local shard of the split and check its layout.
 
         Args:
-            dataset: The dataset.
+            dataset: Folder of the dataset.
             split: Name of the split.
-            settings: How rows are read.
-            manifest: The dataset's manifest, which may name some of its shards only; None: the one in its folder.
+            settings: Settings for reading rows.
+            manifest: The dataset's manifest, possibly with only some of its shards; None: the one in the folder.
 
         Raises:
-            FileNotFoundError: No such dataset, or a shard is missing.
-            ValueError: No such split, or a shard is not what the manifest says; names the file.
-            RuntimeError: No folder for the cache, where one is needed.
+            FileNotFoundError: The dataset or a shard is missing.
+            ValueError: The split does not exist, or a shard differs from the manifest; the message names the file.
+            RuntimeError: The cache is needed, and its folder cannot be made.
         """
         self.settings = settings or ReaderSettings()
         folder = Folder.at(dataset)
@@ -113,11 +113,11 @@ class SplitReader:
         self._gather = make_gather(list(zip(self._strides, self._prefixes.values(), strict=True)))
         self._first_rows = np.cumsum([0, *self.group_rows])
         self.window_rows = self._files.window_rows(self.settings.cache_limit_bytes)
-        """None: a true shuffle of all rows; else rows among which one is shuffled (see `epoch_order`)."""
+        """None: all rows are shuffled together; else the number of rows of a window (see `epoch_order`)."""
         self._files.use_cache(self.settings.cache_folder, self.settings.cache_limit_bytes)
 
     def __len__(self) -> int:
-        """Rows of the split."""
+        """Return the number of rows of the split."""
         return int(self._first_rows[-1])
 
     def pool(self, batch_size: int) -> BufferPool:
@@ -129,30 +129,30 @@ class SplitReader:
         return BufferPool(batch_size, columns, keep=self.settings.batches_in_flight + self.settings.threads + 1)
 
     def gather(self, rows: NDArray[np.int64], pool: BufferPool | None = None, size: int | None = None) -> Batch:
-        """Read the given rows, in this order; padded with its first row up to `size`.
+        """Read the given rows, in this order; the first row pads the batch up to `size`.
 
         Args:
             rows: Positions of the rows in the split, at least one.
-            pool: Memory to use; it must be for batches of `size`.
+            pool: Memory to use, for batches of `size`.
             size: Number of rows of the batch; by default the number of given rows.
 
         Raises:
             OSError: A file cannot be read.
-            ValueError: A file was truncated, changed or damaged; names file, row group, row and sample.
+            ValueError: A file was truncated, changed or damaged; the message names file, row group, row and sample.
         """
         size = size or len(rows)
         padded = np.concatenate([rows, np.full(size - len(rows), rows[0])])
         memory, values = (pool or self.pool(size)).lend()
         self._read(padded, memory)
         arrays = {name: values[name].view(dtype).reshape(size, *shape) for name, (shape, dtype) in self._fields.items()}
-        # A copy: whoever keeps the targets must not keep the images.
+        # A copy, because otherwise a caller that keeps the targets would keep the memory of the images.
         targets = arrays.pop(LABEL_FIELD).view(np.uint8).copy()
         return Batch(arrays, targets, (np.arange(size) < len(rows)).astype(np.float32), padded)
 
     def advise(self, rows: NDArray[np.int64]) -> None:
-        """Tell the operating system to read rows from disk, and fetch row groups that are not in the cache.
+        """Ask the operating system to read rows from disk, and fetch row groups that are missing in the cache.
 
-        Some of the rows are probed. If all of these are in memory, nothing is advised, because advice for rows in
+        First some of the rows are probed. If all of these are in memory, nothing is advised, because advice for rows in
         memory costs as much as reading them.
         """
         located = self._locate(rows)
@@ -172,7 +172,7 @@ class SplitReader:
         """Read rows into memory; a row group that is damaged in the cache is fetched again, once."""
         if self._gather is not None and self._read_at_once(self._locate(rows), memory, self._gather):
             return
-        # Something is wrong with a row, or was for a moment: here it is named.
+        # Some row is wrong, or was for a moment: this slower way names it.
         fetched_again: set[int] = set()
         while True:
             try:
@@ -186,7 +186,7 @@ class SplitReader:
                 self._files.replace(error.place, error.group)
 
     def _read_at_once(self, located: "_Located", memory: Memory, read: Gather) -> bool:
-        """Read rows in C++; whether all is well."""
+        """Read rows in C++; return whether all of them are correct."""
         tables = np.stack([group.entry for group in located.groups])
         always = self.settings.verify == "always"
         return read(tables, located.group_of, located.positions, memory.addresses, always=always)
@@ -201,13 +201,13 @@ class SplitReader:
                 for start, target, stride in zip(columns, targets, self._strides, strict=True):
                     if os.preadv(group.file.descriptor, target, start) != stride:
                         raise self._damage(places[row], group, positions[row], "the file was truncated", REPAIR)
-            except OSError as error:  # names no file
+            except OSError as error:  # the error does not name the file
                 what = f"{error.strerror} in row group {group.number}"
                 raise OSError(error.errno, what, str(group.file.path)) from None
             if group.checksums is not None and group.unchecked is not None:
                 position = positions[row]
                 if self.settings.verify == "always" or group.unchecked[position]:
-                    # Here the row is still in the processor's cache.
+                    # The row is still in the processor's cache here.
                     found, stored = row_checksum(value for _, value in targets), int(group.checksums[position])
                     if found != stored:
                         what = f"the row's checksum is {found:08x}, stored is {stored:08x}"
@@ -233,7 +233,7 @@ class SplitReader:
         ]
 
     def _locate(self, rows: NDArray[np.int64]) -> "_Located":
-        """Find every row in its row group, which is open then."""
+        """Find every row in its row group, and open these."""
         places = np.searchsorted(self._first_rows, rows, side="right") - 1
         needed, group_of = np.unique(places, return_inverse=True)
         groups = [self._files.row_group(place) for place in needed.tolist()]
@@ -242,33 +242,34 @@ class SplitReader:
 
 @dataclass(frozen=True)
 class _Located:
-    """Some rows and where they are."""
+    """Some rows and their positions."""
 
     places: NDArray[np.int64]
-    """`(rows,)`, number of each row's group in reading order."""
+    """Number of each row's group in reading order, `(rows,)`."""
     groups: list[RowGroup]
-    """The row groups that are needed, open."""
+    """The open row groups of these rows."""
     group_of: NDArray[np.int64]
-    """`(rows,)`, which of them a row is in."""
+    """Index in `groups` of each row's group, `(rows,)`."""
     positions: NDArray[np.int64]
-    """`(rows,)`, number of each row in its group."""
+    """Position of each row in its group, `(rows,)`."""
 
     def groups_of_rows(self) -> list[RowGroup]:
-        """The row group of every row."""
+        """Return the row group of every row."""
         return [self.groups[number] for number in self.group_of.tolist()]
 
 
 def check_readable(
     dataset: Folder | Path | str, manifest: Manifest, splits: Iterable[str], settings: ReaderSettings
 ) -> bool:
-    """Refuse on the driver what `SplitReader` would refuse in every rank; makes and caches nothing.
+    """Refuse on the driver what `SplitReader` would refuse on every rank; nothing is made or cached.
 
     Returns:
-        Whether rows would be read through the cache: some are remote or compressed.
+        Whether rows will be read through the cache, because some are remote or compressed.
 
     Raises:
         FileNotFoundError: A shard is missing.
-        ValueError: No such split, a shard is not what the manifest says, or the cache is smaller than three row groups.
+        ValueError: The split does not exist, a shard differs from the manifest, or the cache holds less than three row
+            groups.
     """
     allow_open_files()
     opened = [SplitFiles(Folder.at(dataset), manifest, split, checksums=False) for split in splits]
@@ -303,9 +304,9 @@ def training_batches(
         global_batch_size: Samples per step over all ranks.
         rank: Number of this rank.
         size: Number of ranks.
-        start_step: Number of steps at the start of the epoch to skip; their rows are not read.
-        micro_batches: Number of batches in which this rank's part of a step comes.
-        pool: Memory that is reused from epoch to epoch.
+        start_step: Number of steps to skip at the start of the epoch; their rows are not read.
+        micro_batches: Number of batches that make up this rank's part of a step.
+        pool: Memory that all epochs reuse.
 
     Raises:
         ValueError: `size * micro_batches` does not divide `global_batch_size`.
@@ -324,7 +325,7 @@ def training_batches(
 
 
 def evaluation_batches(reader: SplitReader, *, batch_size: int, rank: int = 0, size: int = 1) -> Iterator[Batch]:
-    """Yield this rank's rows, each row of the split on exactly one rank; the last batch is padded with weight 0."""
+    """Yield this rank's rows; each row is on exactly one rank, and the last batch is padded with weight 0."""
     parts = evaluation_parts(len(reader), batch_size=batch_size, rank=rank, size=size)
     return _prefetched(parts, reader, reader.pool(batch_size), batch_size)
 
@@ -334,12 +335,12 @@ def _prefetched(
 ) -> Iterator[Batch]:
     """Gather some batches ahead and advise more; the threads end when the consumer does.
 
-    An error is raised when the batch that it concerns is due: which step fails does not depend on the threads' speed.
+    An error is raised when its batch is due, so the failing step does not depend on the threads' speed.
     """
     settings = reader.settings
     advised = settings.batches_advised
     if reader.window_rows is not None and parts:
-        # What is fetched beyond the next window would push out what is about to be read.
+        # Fetching beyond the next window would evict row groups that are read soon.
         advised = min(advised, max(0, reader.window_rows // (ranks * len(parts[0])) - settings.batches_in_flight))
     threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="groundswell-reader")
     adviser = ThreadPoolExecutor(1, thread_name_prefix="groundswell-readahead")
@@ -361,5 +362,5 @@ def _prefetched(
 def _is_in_memory(descriptor: int, offset: int) -> bool:
     try:
         return os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-    except OSError:  # not in memory, or a filesystem that cannot tell
+    except OSError:  # not in memory, or the filesystem does not say
         return False

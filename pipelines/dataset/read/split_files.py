@@ -1,4 +1,4 @@
-"""The files of one split: opened where they lie, or read through the cache."""
+"""The files of one split, opened in place or read through the cache."""
 
 import threading
 from collections import OrderedDict
@@ -18,43 +18,43 @@ from pipelines.dataset.read.mapping import is_wise
 from pipelines.storage.folder import Folder
 
 REPAIR = "the same `groundswell prepare` command writes this shard again"
-"""What to do about a shard that is missing or has another size, for messages."""
+"""Remedy for a shard that is missing or has another size, for messages."""
 REPAIR_VERIFIED = f"with --set prepare.verify=true {REPAIR}"
-"""What to do about damage that only reading the shard shows."""
+"""Remedy for damage that only reading the shard shows."""
 _OPENING_THREADS = 16
 
 
 class SplitFiles:
-    """The row groups of one split, by their place in reading order."""
+    """The row groups of one split, by their position in reading order."""
 
     def __init__(
         self, folder: Folder, manifest: Manifest, split: str, *, checksums: bool, mapped: bool = False
     ) -> None:
-        """Look at every shard of the split, and open those whose rows have fixed places.
+        """Check every shard of the split, and open those whose rows have fixed positions.
 
         Args:
-            folder: The dataset.
-            manifest: Its manifest.
+            folder: Folder of the dataset.
+            manifest: The dataset's manifest.
             split: Name of the split.
             checksums: Whether the caller compares the rows' checksums.
-            mapped: Whether rows that are in memory are copied from maps of the files, where `mapping.is_wise` says so.
+            mapped: Whether to copy rows in memory from maps of the files, if `mapping.is_wise` allows it.
 
         Raises:
             FileNotFoundError: A shard is missing.
-            ValueError: No such split, or a shard is not what the manifest says; names the file.
+            ValueError: The split does not exist, or a shard differs from the manifest; the message names the file.
         """
         if split not in manifest.splits:
             raise ValueError(f"{folder} has no split {split!r}, only {manifest.split_names()}")
         self.folder, self.shards = folder, manifest.splits[split].shards
         self.fields: Fields = fixed_fields(manifest.groups, len(manifest.class_names))
         self.row_bytes = sum(value_bytes(*field) for field in self.fields.values())
-        """Bytes of one sample in its file, without its plain columns."""
+        """Bytes of one sample in its file, without the plain columns."""
         self._fingerprint = manifest.fingerprint
         self._checksums = checksums
         self._places = [(shard, group) for shard in self.shards for group in range(len(shard.row_groups))]
         self.group_rows = [shard.row_groups[group] for shard, group in self._places]
-        """Rows of every row group, in reading order."""
-        # In the cache each row group is a file.
+        """Number of rows of every row group, in reading order."""
+        # In the cache each row group is one file.
         self._mapped = mapped and is_wise(self.row_bytes * sum(self.group_rows), len(self._places))
         with ThreadPoolExecutor(_OPENING_THREADS) as pool:
             opened = list(pool.map(self._open, self.shards))
@@ -91,15 +91,15 @@ class SplitFiles:
         """Decide among how many rows one is shuffled, so that the row groups in use fit the cache.
 
         Returns:
-            None: A true shuffle of all rows; else see `order.epoch_order`.
+            None: All rows are shuffled together; else see `order.epoch_order`.
 
         Raises:
-            ValueError: The cache is smaller than three row groups.
+            ValueError: The cache holds less than three row groups.
         """
         elsewhere = [rows for rows, group in zip(self.group_rows, self._opened, strict=True) if group is None]
         if sum(elsewhere) * self.row_bytes <= cache_limit_bytes:
             return None
-        # At a border between windows the rows of two are asked for, and prefetching is at the next one's.
+        # At a border two windows are read, and prefetching is already in the one after.
         window_rows = cache_limit_bytes // (3 * self.row_bytes)
         if max(elsewhere) > window_rows:
             raise ValueError(
@@ -109,21 +109,21 @@ class SplitFiles:
         return window_rows
 
     def use_cache(self, folder: Path, limit_bytes: int) -> None:
-        """Make the cache, where some row group needs it.
+        """Make the cache if some row group needs it.
 
         Raises:
-            RuntimeError: Its folder cannot be made.
+            RuntimeError: The cache's folder cannot be made.
         """
         if any(group is None for group in self._opened):
             self._cache = RowGroupCache(folder, limit_bytes, mapped=self._mapped)
 
     def where(self, place: int) -> str:
-        """Name shard and row group, for messages."""
+        """Return the names of shard and row group, for messages."""
         shard, number = self._places[place]
         return f"shard {self.folder / shard.file}, row group {number}"
 
     def sample_id(self, place: int, row: int) -> str | None:
-        """Read the id of one row of a row group, for messages; None where even that cannot be read."""
+        """Read the id of one row of a row group, for messages; None if even the id cannot be read."""
         shard, number = self._places[place]
         try:
             with self.folder.open(shard.file) as file, pq.ParquetFile(file) as parquet:
@@ -140,10 +140,10 @@ class SplitFiles:
         return found
 
     def row_group(self, place: int) -> RowGroup:
-        """Give an open row group.
+        """Return an open row group.
 
         Raises:
-            ValueError: It cannot be read; names shard and row group.
+            ValueError: The row group cannot be read; the message names shard and row group.
             RuntimeError: The cache's disk is full.
         """
         opened = self._opened[place]
@@ -156,14 +156,14 @@ class SplitFiles:
         return self._fetch(place, None)
 
     def is_cached(self, place: int) -> bool:
-        """Whether a row group is read through the cache."""
+        """Return whether a row group is read through the cache."""
         return self._opened[place] is None
 
     def replace(self, place: int, damaged: RowGroup) -> None:
         """Drop a damaged row group from the cache and read it from the dataset again.
 
         Raises:
-            ValueError, RuntimeError: As `row_group`.
+            ValueError, RuntimeError: The same as those of `row_group`.
         """
         self._fetch(place, damaged)
 
@@ -173,12 +173,12 @@ class SplitFiles:
         where = self.where(place)
 
         def read() -> pa.Table:
-            # Those of the dataset whoever reads: the cache's own would make a damaged row a whole one for all others.
+            # Always the checksums of the dataset: those of the cache would make a damaged row valid for all others.
             columns = [*self.fields, CHECKSUM_FIELD]
             try:
                 with self.folder.open(shard.file) as file, pq.ParquetFile(file) as parquet:
                     table = parquet.read_row_group(number, columns=columns)
-            except Exception as error:  # whatever the storage's library raises
+            except Exception as error:  # any error of the storage's library
                 raise ValueError(f"{where} cannot be read: {error}; {REPAIR_VERIFIED}") from error
             missing = [name for name in columns if name not in table.column_names]
             if missing:
@@ -194,7 +194,7 @@ class SplitFiles:
             raise ValueError(f"{where} cannot be read: {error}; {REPAIR_VERIFIED}") from error
         with self._lock:
             self._cached[place] = group
-            # The least recently used ones are closed, so that their disk space is freed.
+            # The least recently used ones are closed to free their disk space.
             while sum(self.group_rows[open_] for open_ in self._cached) * self.row_bytes > self._cache.limit_bytes:
                 self._cached.popitem(last=False)
         return group

@@ -1,4 +1,4 @@
-"""Whether a dataset holds what was written: every file, every row, every id, as `dataset.json` says."""
+"""Checks that a dataset holds what was written: every file, row and id, as `dataset.json` says."""
 
 import errno
 import hashlib
@@ -23,53 +23,53 @@ _NAMED_AT_MOST = 3
 
 @dataclass(frozen=True)
 class ShardCheck:
-    """What was found in one shard."""
+    """Result of checking one shard."""
 
     file: str
     """Path relative to the dataset's folder."""
     damage: str | None
-    """What is wrong with it; None where nothing is."""
+    """Description of the damage; None without damage."""
     damaged_rows: tuple[int, ...] = ()
-    """Positions in the file of the rows that differ from their checksums; empty where no row could be read."""
+    """Positions in the file of rows that differ from their checksums; empty if no row could be read."""
     ids: tuple[str, ...] = ()
-    """Identifiers of all rows, in file order; empty where the shard could not be read."""
+    """Ids of all rows, in file order; empty if the shard could not be read."""
     class_counts: tuple[int, ...] = ()
 
     @property
     def whole_ids(self) -> frozenset[str]:
-        """The rows that are as they were written; of a shard that could not be read, none."""
+        """Ids of the rows that are as they were written; empty if the shard could not be read."""
         damaged = {*self.damaged_rows}
         return frozenset(name for row, name in enumerate(self.ids) if row not in damaged)
 
     def __str__(self) -> str:
-        """The shard and its damage in one line."""
+        """Return the shard and its damage in one line."""
         return f"{self.file} {self.damage or 'is whole'}"
 
 
 @dataclass(frozen=True)
 class CheckProgress:
-    """How much of a dataset is checked."""
+    """Progress of checking a dataset."""
 
     done: int
-    """Rows in the shards that are checked."""
+    """Number of rows in the checked shards."""
     total: int
     damaged_shards: int
 
 
 @dataclass(frozen=True)
 class DatasetCheck:
-    """What was found in a dataset."""
+    """Result of checking a dataset."""
 
     shards: int
     rows: int
     damaged: tuple[ShardCheck, ...] = ()
-    """Shards that are missing or damaged, in the dataset's order."""
+    """Missing or damaged shards, in the dataset's order."""
     problems: tuple[str, ...] = ()
-    """What is wrong with the dataset although its shards are whole: repeated ids, other class counts."""
+    """Errors of the dataset whose shards are whole: repeated ids, other class counts."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing was found."""
+        """Whether no damage or error was found."""
         return not self.damaged and not self.problems
 
 
@@ -83,11 +83,11 @@ def verify_dataset(
 
     Args:
         dataset: Folder of the dataset.
-        threads: Shards that are read at the same time; each takes the memory of about two row groups.
+        threads: Number of shards that are read at the same time; each takes the memory of about two row groups.
         progress: Called after each shard, in this thread.
 
     Raises:
-        FileNotFoundError: There is no dataset.
+        FileNotFoundError: The dataset does not exist.
         ValueError: `dataset.json` is damaged or was changed.
         RuntimeError: The storage cannot be used.
         OSError: A file cannot be read for another reason than damage, such as its permissions.
@@ -113,12 +113,12 @@ def verify_dataset(
 
 
 def check_shard(dataset: Folder, shard: Shard, fields: Fields) -> ShardCheck:
-    """Read one shard and compare it with what was noted when it was written.
+    """Read one shard and compare it with its description.
 
     Args:
         dataset: Folder of the dataset.
-        shard: What was noted.
-        fields: Columns of fixed width, of `rows.fixed_fields`.
+        shard: Description of the shard, made when it was written.
+        fields: Columns of fixed width, from `rows.fixed_fields`.
 
     Raises:
         RuntimeError: The storage cannot be used.
@@ -133,7 +133,7 @@ def check_shard(dataset: Folder, shard: Shard, fields: Fields) -> ShardCheck:
         with dataset.open(shard.file) as file, pq.ParquetFile(file, pre_buffer=not dataset.is_local) as parquet:
             return _check_rows(parquet, shard, fields)
     except OSError as error:
-        # pyarrow's errors about the content have no number; EIO is a sector that the disk has lost.
+        # pyarrow's errors about the content have no number; EIO is a lost sector of the disk.
         if error.errno is not None and not (dataset.is_local and error.errno == errno.EIO):
             raise
         return ShardCheck(shard.file, f"cannot be read: {error}")
@@ -193,7 +193,7 @@ def _wrong_class_counts(manifest: Manifest, checks: dict[str, ShardCheck]) -> li
     for split, content in manifest.splits.items():
         found = [checks[shard.file] for shard in content.shards]
         if not found or any(check.damage is not None for check in found):
-            continue  # a damaged shard is reported already
+            continue  # a damaged shard is already reported
         counts = np.sum([check.class_counts for check in found], axis=0).tolist()
         for name, count, stated in zip(manifest.class_names, counts, content.class_counts, strict=True):
             if count != stated:

@@ -1,4 +1,4 @@
-"""Pictures of the dataset report, as PNG in data URIs: the page needs no other file."""
+"""Pictures of the dataset report, as PNG in data URIs, so that the page needs no other file."""
 
 import base64
 import io
@@ -21,13 +21,13 @@ _CSS_PIXELS_PER_INCH = 96
 _DOTS_PER_INCH = 2 * _CSS_PIXELS_PER_INCH  # sharp on displays with two dots per CSS pixel
 _PREVIEW_PIXELS = 128
 _RGB_BANDS = ("B04", "B03", "B02")
-_BIN_WIDTHS = {"uint8": 1, "uint16": 64}  # of `BandSums.histogram`
-_SHOWN_PART = 0.999  # of the pixels; a few very bright ones would squeeze all others
+_BIN_WIDTHS = {"uint8": 1, "uint16": 64}  # widths of the bins of `BandSums.histogram`
+_SHOWN_PART = 0.999  # part of the pixels; a few very bright ones would squeeze all others
 
 
 @dataclass(frozen=True)
 class Colors:
-    """Colours of one scheme."""
+    """Colours of one colour scheme."""
 
     text: str
     fill: str
@@ -40,7 +40,7 @@ _DARK = Colors(text="#a3acba", fill="#6ea3ea", mark="#f0a070")
 
 @dataclass(frozen=True)
 class Plot:
-    """One plot in two colour schemes; transparent, so that the page shows through."""
+    """One plot in two colour schemes; it is transparent and shows the page's background."""
 
     light: str
     dark: str
@@ -50,12 +50,12 @@ class Plot:
 
 
 def band_histogram(histogram: Sequence[int], mean: float, right: int, dtype: str) -> Plot:
-    """Shares of pixels by value, and the mean as a line.
+    """Draw the shares of pixels by value, and the mean as a line.
 
     Args:
         histogram: `BandSums.histogram` of one band.
         mean: Mean of the same pixels, in stored units.
-        right: Bins to show, from 0 on.
+        right: Number of bins to show, from 0 on.
         dtype: Numpy name of the pixels' dtype.
     """
 
@@ -74,7 +74,7 @@ def band_histogram(histogram: Sequence[int], mean: float, right: int, dtype: str
 
 
 def shown_bins(histograms: Sequence[Sequence[int]], dtype: str) -> int:
-    """The bins of a group's histograms that hold nearly all pixels of every band; 8-bit ones in full."""
+    """Return the bins of a group's histograms that hold nearly all pixels of every band; 8-bit ones in full."""
     if dtype == "uint8":
         return HISTOGRAM_BINS
     shares = [np.cumsum(histogram) / max(sum(histogram), 1) for histogram in histograms]
@@ -82,7 +82,7 @@ def shown_bins(histograms: Sequence[Sequence[int]], dtype: str) -> int:
 
 
 def class_balance(counts: Sequence[int]) -> Plot:
-    """Samples per class, the most frequent class first."""
+    """Draw the number of samples per class, the most frequent class first."""
     ordered = np.sort(np.asarray(counts, np.float64))[::-1]
     present = ordered[ordered > 0]
 
@@ -102,7 +102,7 @@ def class_balance(counts: Sequence[int]) -> Plot:
 
 
 def preview(images: Mapping[str, NDArray[np.generic]], groups: Sequence[ImageGroup]) -> str:
-    """One sample as people see it, see `visible`, as the address of a PNG."""
+    """Draw one sample as people see it (`visible`), and return the picture's data URI."""
     file = io.BytesIO()
     Image.fromarray(visible(images, groups)).save(file, "PNG", compress_level=1)
     return _data_uri(file)
@@ -111,12 +111,12 @@ def preview(images: Mapping[str, NDArray[np.generic]], groups: Sequence[ImageGro
 def visible(images: Mapping[str, NDArray[np.generic]], groups: Sequence[ImageGroup]) -> NDArray[np.uint8]:
     """Return the pixels of one sample as people see it, `(height, width, 3)`.
 
-    Red, green and blue where the bands are known: B04, B03, B02 of Sentinel-2, or three 8-bit bands as they are;
-    otherwise the first band in grey. What is not 8-bit is stretched from its 2nd to its 98th percentile.
+    Known bands give red, green and blue: B04, B03, B02 of Sentinel-2, or three 8-bit bands unchanged. Otherwise the
+    first band is shown in grey. Pixels that are not 8-bit are stretched from their 2nd to their 98th percentile.
 
     Args:
         images: `(height, width, bands)` by image group.
-        groups: Their descriptions.
+        groups: Descriptions of the image groups.
     """
     pixels = _visible_bands(images, groups)
     step = -(-max(pixels.shape[:2]) // _PREVIEW_PIXELS)
@@ -139,7 +139,7 @@ def _visible_bands(images: Mapping[str, NDArray[np.generic]], groups: Sequence[I
 
 
 def plot(draw: Callable[[Axes, Colors], None], width: int, height: int, margins: tuple[int, int, int, int]) -> Plot:
-    """Draw in both colour schemes; sizes and margins (left, right, bottom, top) in CSS pixels."""
+    """Draw in both colour schemes; sizes and margins (left, right, bottom, top) are in CSS pixels."""
     left, right, bottom, top = margins
     uris = []
     for colors in (_LIGHT, _DARK):
@@ -154,7 +154,7 @@ def plot(draw: Callable[[Axes, Colors], None], width: int, height: int, margins:
             if name in ("top", "right"):
                 spine.set_visible(False)
         file = io.BytesIO()
-        # Faster than `savefig`, and little compression: a small plot is mostly transparent.
+        # Faster than `savefig`, with little compression: a small plot is mostly transparent.
         figure.patch.set_alpha(0.0)
         figure.set_dpi(_DOTS_PER_INCH)
         canvas: Any = FigureCanvasAgg(figure)

@@ -1,4 +1,4 @@
-"""What every page of the project begins with: one file, no script, nothing fetched."""
+"""The common start of all pages of the project: one file, no script, nothing to fetch."""
 
 from typing import Any
 
@@ -10,19 +10,19 @@ _POLICY = (
 )
 _GENERATOR = '<meta name="generator" content="Groundswell">'
 PAGE_MARK = _GENERATOR.encode()
-"""What a page of the project has in its head."""
+"""Text in the head of every page of the project."""
 
 
 def render(template: str, **values: Any) -> str:
-    """Give a page as text.
+    """Return a page as text.
 
-    Names and ids come from unchecked archives and from files of other people. So everything is escaped, and the page's
-    own policy forbids scripts and addresses.
+    Names and ids come from unchecked archives and foreign files. So everything is escaped, and the page's own policy
+    forbids scripts and addresses.
 
     Args:
-        template: Path of a template of Jinja in `pipelines`. It extends `dataset/report/base.html` (blocks `title`,
-            `style` and `body`), and `dataset/report/parts.html` has macros for it.
-        **values: What the template shows. A name that it uses and that is not here is an error.
+        template: Path of a Jinja template in `pipelines`. It extends `dataset/report/base.html` (blocks `title`,
+            `style` and `body`), and can use the macros of `dataset/report/parts.html`.
+        **values: Values that the template shows. A name that the template uses without a value is an error.
     """
     environment = Environment(
         loader=PackageLoader("pipelines", ""),

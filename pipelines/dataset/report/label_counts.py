@@ -1,4 +1,4 @@
-"""Chooses the classes to show, and counts how often they occur together, from the labels column alone."""
+"""Chooses the classes to show, and counts how often they occur together, using only the labels column."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from pipelines.storage.folder import Folder
 
 
 def classes_by_frequency(counts: Sequence[int], limit: int) -> list[int]:
-    """Class indices, the most frequent first; of more than `limit`, only the first and the last half of it."""
+    """Return class indices, the most frequent first; of more than `limit`, half of the limit from each end."""
     order = sorted(range(len(counts)), key=lambda index: (-counts[index], index))
     if len(order) <= limit:
         return order
@@ -25,11 +25,11 @@ def classes_by_frequency(counts: Sequence[int], limit: int) -> list[int]:
 def label_cooccurrence(
     dataset: Folder | Path, shards: Sequence[Shard], class_count: int, classes: Sequence[int]
 ) -> NDArray[np.int64]:
-    """Count the samples that carry both of two classes, a row group at a time.
+    """Count the samples that have both of two classes, one row group at a time.
 
     Args:
         dataset: Folder of the dataset.
-        shards: Files to read.
+        shards: Shards to read.
         class_count: Length of a label vector.
         classes: The class indices to count, in the order of the result.
 
@@ -44,14 +44,14 @@ def label_cooccurrence(
         with Folder.at(dataset).open(shard.file) as source, pq.ParquetFile(source) as file:
             for group in range(file.num_row_groups):
                 for chunk in file.read_row_group(group, columns=[LABEL_FIELD])[LABEL_FIELD].chunks:
-                    # Integer products have no BLAS; single precision is exact below 2^24 samples.
+                    # Integer products do not use BLAS; single precision is exact below 2^24 samples.
                     labels = decode_labels(chunk, class_count)[:, classes].astype(np.float32)
                     counts += (labels.T @ labels).astype(np.int64)
     return counts
 
 
 def decode_labels(column: pa.BinaryArray, class_count: int) -> NDArray[np.uint8]:
-    """All encoded label vectors of `column` as `(rows, class_count)`, without work per row.
+    """Return all encoded label vectors of `column` as `(rows, class_count)`, without work per row.
 
     Raises:
         ValueError: A value is not a `uint8` vector of `class_count` values.

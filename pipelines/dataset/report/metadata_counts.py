@@ -1,4 +1,4 @@
-"""Counts the samples of each split by country, season and flag, from the plain columns alone."""
+"""Counts the samples of each split by country, season and flag, using only the plain columns."""
 
 from collections import Counter
 from typing import Any
@@ -23,7 +23,7 @@ def metadata_tables(dataset: Folder, manifest: Manifest, splits: list[str]) -> l
 
     Args:
         dataset: A finished dataset.
-        manifest: Its `dataset.json`.
+        manifest: The dataset's `dataset.json`.
         splits: Names of the splits, in the order of the tables' columns.
 
     Returns:

@@ -37,20 +37,20 @@ Histograms = Mapping[str, tuple[tuple[int, ...], ...]]
 
 
 def write_report(dataset: Folder | Path | str, manifest: Manifest, histograms: Histograms, rejected: pa.Table) -> str:
-    """Write `<dataset>/report.html` completely or not at all.
+    """Write `<dataset>/report.html` atomically.
 
     Args:
         dataset: Folder of a finished dataset.
-        manifest: Its `dataset.json`.
+        manifest: The dataset's `dataset.json`.
         histograms: `BandSums.histogram` of the training split, by image group; empty for floating-point bands.
-        rejected: `REJECTED_SCHEMA`.
+        rejected: Bad records, `REJECTED_SCHEMA`.
 
     Returns:
         The page's path or URL.
 
     Raises:
         FileNotFoundError: `dataset` is not a finished dataset, or a shard is missing.
-        ValueError: A shard is not what the manifest says.
+        ValueError: A shard differs from the manifest.
     """
     dataset = Folder.at(dataset)
     splits = split_rows(manifest)
@@ -77,7 +77,7 @@ def write_report(dataset: Folder | Path | str, manifest: Manifest, histograms: H
 
 
 def _histograms(manifest: Manifest, histograms: Histograms) -> list[dict[str, Any]]:
-    """One plot per band, with the same axis within an image group."""
+    """Draw one plot per band, with the same axis within an image group."""
     plots: list[dict[str, Any]] = []
     for group in manifest.groups:
         counts = histograms.get(group.name, ())[: _HISTOGRAMS - len(plots)]
@@ -89,7 +89,7 @@ def _histograms(manifest: Manifest, histograms: Histograms) -> list[dict[str, An
 
 
 def _first_rows(dataset: Folder, manifest: Manifest) -> pa.Table:
-    """Read as many row groups as are needed: rows are shuffled, and 24 pictures are no reason to fetch a dataset."""
+    """Read only as many row groups as needed: rows are shuffled, and 24 pictures do not justify reading a dataset."""
     tables: list[pa.Table] = []
     for shard in manifest.splits[TRAINING_SPLIT].shards:
         with dataset.open(shard.file) as source, pq.ParquetFile(source) as file:
@@ -101,7 +101,7 @@ def _first_rows(dataset: Folder, manifest: Manifest) -> pa.Table:
 
 
 def _samples(dataset: Folder, manifest: Manifest) -> list[dict[str, Any]]:
-    """Some samples of the training split's first row groups, drawn by the manifest's fingerprint."""
+    """Return some samples of the training split's first row groups, drawn by the manifest's fingerprint."""
     table = _first_rows(dataset, manifest)
     random = np.random.default_rng(int(manifest.fingerprint[:16], 16))
     rows = np.sort(random.choice(len(table), size=min(_PREVIEWS, len(table)), replace=False))

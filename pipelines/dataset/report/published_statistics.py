@@ -1,4 +1,4 @@
-"""Statistics that others published for the same archives. They check ours, and never normalise.
+"""Statistics that others published for the same archives, used to check ours, never to normalise.
 
 Per-band mean and standard deviation of the training split of BigEarthNet, in stored units (reflectance x 10,000).
 """
@@ -45,4 +45,4 @@ PUBLISHED: dict[str, dict[str, PublishedBand]] = {
         "B12": PublishedBand(1009.33, 818.87),
     },
 }
-"""Published statistics by kind of archive and band."""
+"""Published statistics by kind of archive and by band."""

@@ -21,12 +21,12 @@ _LONG_TEXT = 300
 
 
 def shorten(text: str, length: int = _SHORT_NAME) -> str:
-    """`text`, cut to `length` characters where it is longer."""
+    """Cut `text` to `length` characters if it is longer."""
     return text if len(text) <= length else text[: length - 1].rstrip(" ,") + "…"
 
 
 def split_rows(manifest: Manifest) -> list[dict[str, Any]]:
-    """Samples and files of each split."""
+    """Count the samples and files of each split."""
     total = max(1, sum(split.rows for split in manifest.splits.values()))
     return [
         {
@@ -43,7 +43,7 @@ def split_rows(manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def class_rows(manifest: Manifest) -> dict[str, Any]:
-    """Samples of each class in each split, the most frequent first; of too many classes, both ends.
+    """Count the samples of each class per split, the most frequent first; of too many classes, both ends.
 
     `width` is a share relative to the largest share of any class in any split.
     """
@@ -67,7 +67,7 @@ def class_rows(manifest: Manifest) -> dict[str, Any]:
 
 
 def class_balance_facts(manifest: Manifest) -> dict[str, Any]:
-    """Median, most and least frequent class of the training split."""
+    """Return the median, most and least frequent class of the training split."""
     counts = manifest.splits[TRAINING_SPLIT].class_counts
     order = classes_by_frequency(counts, len(counts))
     most, least = (
@@ -96,7 +96,7 @@ def cooccurrence_rows(dataset: Folder, manifest: Manifest) -> list[dict[str, Any
 
 
 def band_rows(manifest: Manifest) -> list[dict[str, Any]]:
-    """Mean and deviation of each band, and the published ones or None."""
+    """Return mean and deviation of each band, and the published ones or None."""
     return [
         {
             "group": group.name,
@@ -112,14 +112,14 @@ def band_rows(manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def reason_counts(rejected: pa.Table) -> list[dict[str, Any]]:
-    """Rejected records by reason, the most frequent first."""
+    """Count rejected records by reason, the most frequent first."""
     counts = pc.value_counts(rejected["reason"]).to_pylist()
     ordered = sorted(counts, key=lambda row: (-row["counts"], row["values"]))
     return [{"text": shorten(row["values"], _LONG_TEXT), "count": row["counts"]} for row in ordered[:_REASONS]]
 
 
 def first_rejected(rejected: pa.Table) -> list[dict[str, str]]:
-    """The first rejected records."""
+    """Return the first rejected records."""
     rows = rejected.slice(0, _REJECTED).to_pylist()
     return [{name: shorten(text, _LONG_TEXT) for name, text in row.items()} for row in rows]
 

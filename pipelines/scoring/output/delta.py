@@ -1,4 +1,4 @@
-"""The predictions as a Delta table: the same Parquet files, and a log of one version that names them."""
+"""The predictions as a Delta table: the same Parquet files, and a log of one version that lists them."""
 
 import json
 import tempfile
@@ -14,13 +14,13 @@ from pipelines.storage.folder import Folder
 def write_delta_log(output: Folder, parts: Sequence[WrittenPart], description: str) -> None:
     """Make a folder of predictions a Delta table, of protocol version 1 for readers and 2 for writers.
 
-    The log is made in a temporary folder and written as every other file here: whole, with the storage's own
-    credentials, and where Delta's own way of committing (a rename that fails where the name is taken) cannot be had.
+    The log is made in a temporary folder and written like every other file here: atomically, with the storage's own
+    credentials. Delta's own commit needs a rename that fails if the name exists, which not every storage has.
 
     Args:
-        output: The folder.
-        parts: All files of the table.
-        description: What the table says of itself.
+        output: Folder of the predictions.
+        parts: All parts of the predictions, which are the files of the table.
+        description: Description of the table.
     """
     from deltalake import Schema
     from deltalake.transaction import AddAction, create_table_with_add_actions

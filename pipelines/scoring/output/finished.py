@@ -1,4 +1,4 @@
-"""Finished parts: which of them are scored again, and whether they are on storage as their tasks have told."""
+"""Finished parts: which of them are scored again, and whether the storage holds what their tasks reported."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,9 @@ _log = logging.getLogger(__name__)
 
 
 def outdated_parts(source: Source, found: Mapping[str, WrittenPart]) -> set[str]:
-    """The finished parts of which a rejected sample can be read now, or the file of another sample was replaced.
+    """Return the finished parts to score again: a rejected sample is readable now, or another one's file was replaced.
 
-    A part keeps its predictions where folders of some of its samples are gone: it would be scored again without these.
+    A part keeps its predictions if files of some of its samples are missing, because these would be lost.
     """
     outdated = set()
     for part in source.parts:
@@ -35,18 +35,18 @@ def outdated_parts(source: Source, found: Mapping[str, WrittenPart]) -> set[str]
 
 
 def was_replaced(part: Part, written: WrittenPart) -> bool:
-    """Whether the file of a sample that was scored has another size now."""
+    """Return whether the file of a scored sample has another size now."""
     before = written.sizes_digest
     return before is not None and part.digest_of_sizes(written.unread) != before
 
 
 def read_back(output: Folder, files: Sequence[str]) -> list[WrittenPart]:
-    """Read what is in all parts, in order.
+    """Read the markers of all parts from storage, in order.
 
-    What a task has told may be of another attempt than the file, which may have another size.
+    A task may have reported another attempt than the one that wrote the file, with another size.
 
     Raises:
-        RuntimeError: A file has another size than its note says, or one of the two is gone.
+        RuntimeError: A file has another size than its marker says, or one of the two is missing.
     """
     found = find_written(output, files)
     others = [file for file in files if file not in found]

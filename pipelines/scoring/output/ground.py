@@ -1,4 +1,4 @@
-"""Predictions on the ground: as GeoJSON, as GeoTIFF, and as a picture with a legend."""
+"""Predictions as a map: as GeoJSON, as GeoTIFF, and as a picture with a legend."""
 
 import json
 import math
@@ -41,29 +41,29 @@ _LARGEST_SIDE = 20_000  # cells of a GeoTIFF
 _PARTS = (12, 6, 4, 3, 2, 1)  # cells of a GeoTIFF along a patch
 _INCHES, _DOTS_PER_INCH, _LONGEST_NAME = 10.0, 150, 44
 _CELLS_OF_A_PICTURE, _SMALLEST_IN_A_PICTURE = 1500, 9
-"""Cells along the longer side of a picture, and along a patch: with fewer it could fall between two dots."""
+"""Cells along the longer side of a picture, and least cells along a patch, which else could fall between dots."""
 _FEATURES_AT_ONCE = 10_000
 _COLUMNS = ("id", "tile", "epsg", "x0", "y0", "probabilities", "labels", "model_version")
 _SHOWN_TILES = 5
 _MARK = "Groundswell"
-"""What every file of a map says of its maker. Only such files are replaced."""
+"""Maker in every file of a map. Only files with this mark are replaced."""
 _START = f'{{"type": "FeatureCollection", "made_by": "{_MARK}", "features": ['
 _SYSTEMS_OF_SENTINEL_2 = (*range(32601, 32661), *range(32701, 32761))  # EPSG codes of UTM's zones
 
 
 @dataclass(frozen=True)
 class GroundPredictions:
-    """The likeliest class of every patch whose place is known."""
+    """The likeliest class of every patch with a known location."""
 
     class_names: tuple[str, ...]
     table: pa.Table
     """Some columns of `write.PREDICTION_SCHEMA`."""
     likeliest: NDArray[np.int64]
-    """`(rows,)`, class indices."""
+    """Class indices, `(rows,)`."""
     metres: float
-    """Side of a patch."""
+    """Side of a patch in metres."""
     unplaced: int
-    """Predictions whose images do not say where they lie."""
+    """Number of predictions whose images have no location."""
 
     @property
     def corners(self) -> NDArray[np.float64]:
@@ -72,7 +72,7 @@ class GroundPredictions:
 
     @property
     def systems(self) -> NDArray[np.int32]:
-        """The EPSG code of each patch, `(rows,)`."""
+        """EPSG code of each patch, `(rows,)`."""
         codes: NDArray[np.int32] = self.table["epsg"].to_numpy()
         return codes
 
@@ -86,7 +86,7 @@ def check_map_file(path: str) -> Path:
     """Check the name of a map before anything is scored.
 
     Raises:
-        ValueError: It has another suffix than `SUFFIXES`, or its folder does not exist.
+        ValueError: The suffix is not in `SUFFIXES`, or the folder does not exist.
     """
     file = Path(path)
     if file.suffix.lower() not in SUFFIXES:
@@ -97,14 +97,14 @@ def check_map_file(path: str) -> Path:
 
 
 def check_map(file: Path, folders: Mapping[str, Folder]) -> None:
-    """Check the place of a map before anything is scored.
+    """Check the location of a map before anything is scored.
 
     Args:
-        file: The map.
-        folders: Folders that hold nothing but their own files, by the argument that names each.
+        file: Path of the map.
+        folders: Folders that must contain only their own files, by the argument that names each.
 
     Raises:
-        ValueError: The map lies in one of the folders, or would replace a file that is no map of ours.
+        ValueError: The map is in one of the folders, or would replace a file that is no map of ours.
     """
     for argument, folder in folders.items():
         found = relation(Folder(str(file.absolute())), folder)
@@ -117,7 +117,7 @@ def check_map(file: Path, folders: Mapping[str, Folder]) -> None:
 
 
 def _refuse_foreign(files: Iterable[Path], map_file: Path) -> None:
-    """Make sure that files which a map would replace are those of an earlier map, or empty."""
+    """Make sure that a map would only replace files that are empty or of an earlier map."""
     for file in files:
         if file.exists() and not _is_ours(file):
             raise ValueError(
@@ -153,10 +153,10 @@ def _picture_of(file: Path) -> Path:
 
 
 def patch_metres(groups: Sequence[ImageGroup]) -> float:
-    """Return the side of a patch on the ground, by its size in pixels and the resolution of Sentinel-2's bands.
+    """Return the side of a patch on the ground, from its size in pixels and the resolution of Sentinel-2's bands.
 
     Raises:
-        ValueError: No group has bands of Sentinel-2 alone, of one resolution, and square images.
+        ValueError: No group has only Sentinel-2 bands of one resolution and square images.
     """
     for group in groups:
         distances = {_METRES.get(band) for band in group.bands}
@@ -168,15 +168,15 @@ def patch_metres(groups: Sequence[ImageGroup]) -> float:
 
 
 def read_ground(output: Folder, groups: Sequence[ImageGroup], tile: str | None = None) -> GroundPredictions:
-    """Read finished predictions that have a place.
+    """Read finished predictions that have a location.
 
     Args:
         output: Folder of the predictions.
-        groups: Image groups of what was scored.
-        tile: The only tile of interest; None: all.
+        groups: Image groups of the scored samples.
+        tile: Name of the only tile to read; None: all.
 
     Raises:
-        ValueError: The size of a patch is unknown, or no prediction has a place, or is in the tile.
+        ValueError: The size of a patch is unknown, or no prediction has a location, or none is in the tile.
     """
     metres = patch_metres(groups)
     manifest = json.loads(output.read(FILE_NAME))
@@ -206,11 +206,11 @@ def read_ground(output: Folder, groups: Sequence[ImageGroup], tile: str | None =
 def write_map(found: GroundPredictions, file: Path) -> list[Path]:
     """Write the map, and a picture of it beside it; return the paths, the picture's last.
 
-    A GeoTIFF has one coordinate system: where there are several, each gets a file whose name ends in its EPSG code.
+    A GeoTIFF has one coordinate system: if there are several, each gets a file whose name ends with its EPSG code.
 
     Raises:
-        ValueError: A file would be replaced that is no map of ours. A GeoTIFF is asked for, and the patches are too
-            far apart, or of too many classes.
+        ValueError: A file to replace is no map of ours. Or the map is a GeoTIFF, and the patches are too far apart or
+            have too many classes.
     """
     is_geotiff = file.suffix.lower() == ".tif"
     codes = np.unique(found.systems).tolist()
@@ -231,7 +231,7 @@ def write_map(found: GroundPredictions, file: Path) -> list[Path]:
 
 
 def _write_geojson(found: GroundPredictions, file: Path) -> None:
-    """One feature a line: all of an archive at once would be gigabytes of Python objects."""
+    """Write one feature per line, because all features of an archive would be gigabytes of Python objects."""
     with file.open("w") as stream:
         stream.write(_START)
         separator = "\n"
@@ -242,7 +242,7 @@ def _write_geojson(found: GroundPredictions, file: Path) -> None:
 
 
 def features(found: GroundPredictions) -> Iterator[dict[str, Any]]:
-    """Give a square for each patch, in longitude and latitude.
+    """Yield a square for each patch, in longitude and latitude.
 
     Source: RFC 7946, whose coordinates are WGS 84.
     """
@@ -268,7 +268,7 @@ def features(found: GroundPredictions) -> Iterator[dict[str, Any]]:
 
 
 def _rings(corners: NDArray[np.float64], systems: NDArray[np.int32], metres: float) -> NDArray[np.float64]:
-    """The outlines of patches in longitude and latitude, against the clock, `(rows, 5, 2)`."""
+    """Return the outlines of patches in longitude and latitude, anticlockwise, `(rows, 5, 2)`."""
     offsets = np.array([[0, 0], [0, -1], [1, -1], [1, 0], [0, 0]]) * metres
     rings = np.empty((len(corners), *offsets.shape))
     for code in np.unique(systems).tolist():
@@ -280,11 +280,11 @@ def _rings(corners: NDArray[np.float64], systems: NDArray[np.int32], metres: flo
 
 
 def _cell_of(found: GroundPredictions, file: Path) -> float:
-    """Side of a GeoTIFF's cells in metres, such that it shows every patch in its place.
+    """Return the side of a GeoTIFF's cells in metres, so that every patch has its exact location.
 
-    A cell is a patch, or a part of it where the patches of several tiles do not lie on one grid of their size: tiles of
-    Sentinel-2 begin 99,960 or 100,020 m apart, which is no multiple of BigEarthNet's 1,200 m. Where the cells of a
-    common grid would be too many, patches are drawn on the nearest cells of a coarser one.
+    A cell is a patch, or a part of it if the patches of several tiles do not lie on one grid of their size. The origins
+    of Sentinel-2 tiles are 99,960 or 100,020 m apart, which is not a multiple of BigEarthNet's 1,200 m. If a common
+    grid has too many cells, patches are drawn on the nearest cells of a coarser one.
 
     Raises:
         ValueError: The patches are too far apart.
@@ -302,9 +302,9 @@ def _cell_of(found: GroundPredictions, file: Path) -> float:
 
 
 def _write_geotiff(found: GroundPredictions, cell: float, file: Path) -> None:
-    """The index of the likeliest class, with a colour table; 255 where there is no patch.
+    """Write the index of the likeliest class, with a colour table; 255 where there is no patch.
 
-    Of patches that overlap, as tiles do, the last one is seen.
+    If patches overlap, as tiles do, the last one is shown.
     """
     corners = found.corners
     pixels = _raster(found, cell, _NOTHING)
@@ -329,7 +329,7 @@ def _write_geotiff(found: GroundPredictions, cell: float, file: Path) -> None:
 
 
 def _raster(found: GroundPredictions, cell: float, nothing: int, *, smallest: int = 1) -> NDArray[np.int64]:
-    """The likeliest class in each cell of so many metres, north up; `nothing` where there is no patch.
+    """Return the likeliest class in each cell of `cell` metres, north up; `nothing` where there is no patch.
 
     A patch is drawn with at least `smallest` cells along each side.
     """
@@ -360,7 +360,7 @@ def draw(found: GroundPredictions) -> Figure:
         corners = own.corners
         width, height = np.ptp(corners, axis=0).tolist()
         margin = max(own.metres, 0.03 * max(width, height))
-        # One image, however many patches: an artist for each would take minutes and gigabytes.
+        # One image for all patches: an artist for each would take minutes and gigabytes.
         cell = max((max(width, height) + own.metres) / _CELLS_OF_A_PICTURE, 1.0)
         pixels = _raster(own, cell, -1, smallest=_SMALLEST_IN_A_PICTURE)
         left, top = corners[:, 0].min(), corners[:, 1].max()
@@ -373,7 +373,7 @@ def draw(found: GroundPredictions) -> Figure:
         axis.ticklabel_format(style="plain", useOffset=False)
         axis.tick_params(labelsize=7)
         axis.tick_params(axis="x", labelrotation=30)
-        if width < height / 2:  # two labels would lie on each other
+        if width < height / 2:  # the two labels would overlap
             axis.set_xticks([left])
     for axis in list(axes)[len(codes) :]:
         axis.set_visible(False)
@@ -394,7 +394,7 @@ def draw(found: GroundPredictions) -> Figure:
 
 
 def class_colours(classes: int) -> list[str]:
-    """Give a colour for each class as `#rrggbb`, the same ones in every map of so many classes."""
+    """Return a colour for each class as `#rrggbb`, the same for every map with this number of classes."""
     scheme = colormaps["tab20"] if classes <= 20 else colormaps["turbo"]
     places = range(classes) if classes <= 20 else np.linspace(0, 1, classes)
     return ["#" + "".join(f"{round(255 * part):02x}" for part in scheme(place)[:3]) for place in places]

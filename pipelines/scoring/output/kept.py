@@ -1,4 +1,4 @@
-"""The converted model of a folder of predictions: made once, and the same one for a job that continues."""
+"""The converted model of a folder of predictions: it is made once, and a job that continues uses it again."""
 
 import hashlib
 import json
@@ -13,18 +13,21 @@ from pipelines.scoring.predict.processor import Runtime, why_unusable
 from pipelines.storage.folder import Folder
 
 ENOUGH_SAMPLES = 1000
-"""Fewer validation samples say little: a rare class has a handful of them, and one decision moves the macro F1."""
+"""Least number of validation samples for a reliable comparison.
+
+With fewer, a rare class has only a handful of samples, and one decision changes the macro F1.
+"""
 
 
 @dataclass(frozen=True)
 class ConvertedModel:
-    """What OpenVINO runs."""
+    """A model that OpenVINO runs."""
 
     file: bytes
-    """What `converted.load_converted` takes."""
+    """Input of `converted.load_converted`."""
     acceptance: Acceptance
     made_of: dict[str, Any]
-    """Identifiers of the model and of the samples that it was made of."""
+    """Identifiers of the source model and of the samples used for the conversion."""
 
     @property
     def digest(self) -> str:
@@ -32,7 +35,7 @@ class ConvertedModel:
         return hashlib.sha256(self.file).hexdigest()
 
     def keep(self, output: Folder) -> None:
-        """Write it to a folder of predictions, what describes it last."""
+        """Write the model to a folder of predictions, its description last."""
         if _read(output, self.made_of) is None:
             output.write(CONVERTED_FILE, self.file)
             described = {"digest": self.digest, "made_of": self.made_of, "acceptance": asdict(self.acceptance)}
@@ -47,18 +50,18 @@ def converted_model(
     output: Folder,
     say: Callable[[str], None],
 ) -> ConvertedModel | None:
-    """Give the converted model that a folder of predictions keeps, or convert one; None with Keras.
+    """Return the converted model of a folder of predictions, or convert one; None with Keras.
 
     Args:
-        model: The model.
-        file: Its `.keras` file.
-        runtime: What computes the predictions.
+        model: Description of the model.
+        file: The model's `.keras` file.
+        runtime: Runtime that computes the predictions.
         reference: Labelled samples; None with Keras.
         output: Folder of the predictions; nothing is written to it.
-        say: Called with each line about what happens.
+        say: Called with each message.
 
     Raises:
-        ValueError: The converted model is worse than Keras's by more than is allowed.
+        ValueError: The converted model is worse than Keras by more than the allowed difference.
         RuntimeError: The conversion failed.
     """
     if reference is None:
@@ -104,7 +107,7 @@ def _warn_of_few_samples(acceptance: Acceptance, say: Callable[[str], None]) -> 
 
 
 def _read(output: Folder, made_of: dict[str, Any]) -> ConvertedModel | None:
-    """The kept model, where it is whole and made of the same."""
+    """Return the stored model if it is whole and has the same sources."""
     try:
         described = json.loads(output.read(ACCEPTANCE_FILE))
         if described["made_of"] != made_of:

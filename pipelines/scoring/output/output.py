@@ -1,7 +1,7 @@
-"""The folder of predictions: what is finished in it, whose it is, and what makes it complete.
+"""The folder of predictions: its finished parts, its identity, and the file that completes it.
 
-A part is a Parquet file that appears whole, and a note that says what is in it. `predictions.json` is written last: a
-folder without it is not finished. Every step can be the last one before the process is killed.
+A part is a Parquet file, written atomically, and a marker that describes it. `predictions.json` is written last: a
+folder without it is not finished. The process may be killed after every step.
 """
 
 import json
@@ -23,44 +23,44 @@ from pipelines.storage.lease import LEASE_PREFIX, PROGRESS_FOLDER
 
 FILE_NAME = "predictions.json"
 REJECTED_FILE = "_rejected.parquet"
-"""Readers that search folders for Parquet files pass over names with a leading underscore."""
+"""List of rejected samples. Readers that search folders for Parquet files skip names with a leading underscore."""
 FORMAT_VERSION = 1
 NOT_FINITE = "probabilities are not finite"
-"""Reason of a rejected sample that could be read."""
+"""Reason of a rejected sample that was readable."""
 _MARK_FILE = f"{PROGRESS_FOLDER}/plan.json"
 CONVERTED_FILE, ACCEPTANCE_FILE = "_converted_model.zip", "_converted_model.json"
-"""The model that OpenVINO runs, and how it compares with Keras's: a job that continues uses the same one."""
+"""The model that OpenVINO runs, and its comparison with Keras: a job that continues uses the same model."""
 DELTA_LOG_FILE = "_delta_log/00000000000000000000.json"
-"""The first and only version of the Delta table that the predictions are where that was asked for."""
+"""The first and only version of the predictions' Delta table, if the user asked for one."""
 _REJECTED_SCHEMA = REJECTED_SCHEMA.append(pa.field("part", pa.string(), nullable=False))
 _NAMES = re.compile(
     rf"{re.escape(FILE_NAME)}|{REJECTED_FILE}|{re.escape(DELTA_LOG_FILE)}|{CONVERTED_FILE}|{ACCEPTANCE_FILE}|[^/_][^/]*-part-[0-9]{{5,}}\.parquet|"
     rf"{PROGRESS_FOLDER}/(plan\.json|[^/]+\.parquet\.json|{LEASE_PREFIX}[0-9a-f]{{32}}\.json)"
 )
 _TOP = (FILE_NAME, REJECTED_FILE, CONVERTED_FILE, ACCEPTANCE_FILE, DELTA_LOG_FILE)
-_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}")  # of `Folder.new_file`; an attempt that is killed leaves it
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}")  # of `Folder.new_file`; a killed attempt leaves it behind
 _EARLIER = "earlier-"
 _AT_ONCE = 16
 
 Identity = dict[str, Any]
-"""What decides the predictions: the model, the input and the settings."""
+"""Values that decide the predictions: model, input and settings."""
 
 
 @dataclass(frozen=True)
 class WrittenPart:
-    """What became of the samples of one part."""
+    """Result of scoring one part."""
 
     file: str
     rows: int
-    """Predictions in the file."""
+    """Number of predictions in the file."""
     size: int
-    """Bytes of the file."""
+    """Size of the file in bytes."""
     rejected: list[dict[str, str]]
     """Rows of `REJECTED_SCHEMA`."""
     computed_by: str
     """Runtime, and the processor features that it used."""
     sizes_digest: str | None = None
-    """`Part.digest_of_sizes` of the samples that could be read; None where no size is known."""
+    """`Part.digest_of_sizes` of the readable samples; None if no size is known."""
 
     @property
     def unread(self) -> list[str]:
@@ -69,7 +69,7 @@ class WrittenPart:
 
     @property
     def samples(self) -> int:
-        """Samples that were read or rejected."""
+        """Number of samples that were read or rejected."""
         return self.rows + len(self.rejected)
 
 
@@ -77,17 +77,17 @@ _WRITTEN_PART = TypeAdapter(WrittenPart)
 
 
 def note_name(file: str, *, earlier: bool = False) -> str:
-    """Give the path of the note that says that a part is finished; `earlier`: that of one that is scored again."""
+    """Return the path of a part's marker; `earlier`: of the marker for a part that is scored again."""
     return f"{PROGRESS_FOLDER}/{_EARLIER * earlier}{file}.json"
 
 
 def write_note(part: WrittenPart, output: Folder, *, earlier: bool = False) -> None:
-    """Note that a part is finished, or what is in one that is scored again (`earlier`)."""
+    """Write the marker of a finished part, or of one that is scored again (`earlier`)."""
     output.write(note_name(part.file, earlier=earlier), json.dumps(asdict(part)).encode())
 
 
 def remove_notes(output: Folder, files: Collection[str]) -> None:
-    """Remove the notes of some parts, which are not finished any more."""
+    """Remove the markers of parts that are no longer finished."""
     noted = set(output.names(PROGRESS_FOLDER))
     for file in files:
         if PurePosixPath(note_name(file)).name in noted:
@@ -95,10 +95,10 @@ def remove_notes(output: Folder, files: Collection[str]) -> None:
 
 
 def check_ours(output: Folder) -> None:
-    """Make sure that a folder holds nothing but predictions, finished or not.
+    """Make sure that a folder holds only predictions, finished or not.
 
     Raises:
-        ValueError: It is a file, holds another file, or nothing says whose predictions it holds; names the file.
+        ValueError: It is a file, holds another file, or does not say whose predictions it holds; the message names it.
     """
     if output.is_local and output.path.exists() and not output.path.is_dir():
         raise ValueError(f"--output {output} is a file: give a folder")
@@ -119,10 +119,10 @@ def check_ours(output: Folder) -> None:
 
 
 def read_identity(output: Folder) -> Identity | None:
-    """Read by which model, of which input and with which settings a folder's predictions are; None for a new folder.
+    """Read the model, input and settings of a folder's predictions; None for a new folder.
 
     Raises:
-        ValueError: What says so is damaged.
+        ValueError: Their description is damaged.
     """
     for name in (FILE_NAME, _MARK_FILE):
         try:
@@ -139,7 +139,7 @@ def refuse_another(existing: Identity, identity: Identity, output: Folder) -> No
     """Make sure that predictions are continued with the same model, input and settings.
 
     Raises:
-        ValueError: They are not; names the differences.
+        ValueError: They differ; the message names the differences.
     """
     differences = [
         f"{name} {existing.get(name)} there, {value} asked for"
@@ -159,19 +159,19 @@ def begin(output: Folder, identity: Identity) -> None:
 
 
 def is_complete(output: Folder, files: Collection[str]) -> bool:
-    """Whether predictions are finished, and all their files are there with the size that they had."""
+    """Return whether predictions are finished, and all their files exist with their recorded size."""
     if not output.exists(FILE_NAME):
         return False
     return {part.file for part in _of_manifest(output)} == set(files) == set(find_written(output, files))
 
 
 def find_written(output: Folder, files: Collection[str]) -> dict[str, WrittenPart]:
-    """Find the finished parts, by file: those that have a note, and the size that it says."""
+    """Find the finished parts, by file: those with a marker, and with the size in it."""
     return _whole([*_of_manifest(output), *_notes(output, files)], output, files)
 
 
 def find_earlier(output: Folder, files: Collection[str]) -> dict[str, WrittenPart]:
-    """Find the parts that a job began to score again, and has not replaced."""
+    """Find the parts that a job was about to score again and has not replaced."""
     return _whole(_notes(output, files, earlier=True), output, files)
 
 
@@ -184,14 +184,14 @@ def _notes(output: Folder, files: Collection[str], *, earlier: bool = False) -> 
 
 
 def _whole(parts: Iterable[WrittenPart], output: Folder, files: Collection[str]) -> dict[str, WrittenPart]:
-    """Those of some parts whose file has the size that is noted; of two with one file, the later."""
+    """Return the parts whose file has the recorded size; of two with the same file, the later one."""
     sizes = {name: size for name, is_folder, size in output.entries() if not is_folder}
     found = {part.file: part for part in parts}
     return {file: part for file, part in found.items() if file in files and sizes.get(file) == part.size}
 
 
 def read_note(output: Folder, file: str, *, earlier: bool = False) -> WrittenPart | None:
-    """Read the note of one part; None where there is none, or a damaged one."""
+    """Read the marker of one part; None if it is missing or damaged."""
     try:
         return _WRITTEN_PART.validate_json(output.read(note_name(file, earlier=earlier)))
     except (FileNotFoundError, ValueError):
@@ -199,7 +199,7 @@ def read_note(output: Folder, file: str, *, earlier: bool = False) -> WrittenPar
 
 
 def _of_manifest(output: Folder) -> list[WrittenPart]:
-    """The parts that a finished folder lists, with their rejected samples."""
+    """Return the parts that a finished folder lists, with their rejected samples."""
     try:
         parts = json.loads(output.read(FILE_NAME))["parts"]
         rejected = pq.read_table(pa.BufferReader(output.read(REJECTED_FILE))).to_pylist()
@@ -217,7 +217,7 @@ def write_rejected(
     """Write the list of rejected samples, and return it.
 
     Args:
-        output: The folder.
+        output: Folder of the predictions.
         parts: All parts, in order.
         others: Rows of `REJECTED_SCHEMA` that belong to no part.
     """
@@ -231,14 +231,14 @@ def write_rejected(
 def finish(
     output: Folder, identity: Identity, parts: Sequence[WrittenPart], rejected: int, described: dict[str, Any]
 ) -> None:
-    """Write `predictions.json`, after everything else; then remove the notes.
+    """Write `predictions.json` after everything else, then remove the markers.
 
     Args:
-        output: The folder.
-        identity: The identity with which the output was begun.
+        output: Folder of the predictions.
+        identity: Identity with which the output was started.
         parts: All parts, in order.
-        rejected: Number of rejected samples, which are listed already.
-        described: What else `predictions.json` says.
+        rejected: Number of rejected samples, which are already listed.
+        described: Further content of `predictions.json`.
     """
     values = {
         "format_version": FORMAT_VERSION,
@@ -258,7 +258,7 @@ def _described(part: WrittenPart) -> dict[str, Any]:
 
 
 def clean_up(output: Folder, files: Collection[str]) -> None:
-    """Remove what only a running job needs, and what killed attempts left."""
+    """Remove the files that only a running job needs, and those that killed attempts left."""
     for name in output.files():
         is_note = name.startswith(f"{PROGRESS_FOLDER}/") and not PurePosixPath(name).name.startswith(LEASE_PREFIX)
         if is_note or (_final_name(name) != name and _final_name(name) in {*files, *_TOP}):
@@ -268,7 +268,7 @@ def clean_up(output: Folder, files: Collection[str]) -> None:
 
 
 def _final_name(name: str) -> str:
-    """The name that a file gets when it is complete."""
+    """Return the name that a file gets when it is complete."""
     path = PurePosixPath(name)
     match = _TEMPORARY.fullmatch(path.name)
     return str(path.with_name(match[1])) if match else name

@@ -1,4 +1,4 @@
-"""One part of the predictions, written by one Spark task: whole or not there."""
+"""One part of the predictions, written atomically by one Spark task."""
 
 import socket
 from dataclasses import dataclass, replace
@@ -29,43 +29,43 @@ PREDICTION_SCHEMA = pa.schema(
         pa.field("model_version", pa.string(), nullable=False),
     ]
 )
-"""Columns of the predictions. `probabilities` are in the order of the model's classes (`class_names` in
+"""Columns of the predictions. `probabilities` have the order of the model's classes (`class_names` in
 `predictions.json`), `labels` are the names of the predicted ones."""
 
 
 class _LostRowsError(Exception):
-    """Samples that were scored before cannot be read any more."""
+    """Samples that were scored before can no longer be read."""
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """All that a task needs beside its part; sent to the executors."""
+    """Everything that a task needs beside its part; it is sent to the executors."""
 
     model: ModelDescription
     file: SentFile
     """The `.keras` file."""
     runtime: Runtime
     converted: SentFile | None
-    """What `converted.load_converted` takes; None with Keras."""
+    """Input of `converted.load_converted`; None with Keras."""
     converted_digest: str
-    """Names the converted model among others of the same model."""
+    """Identifier of the converted model among others of the same model."""
     output: Folder
     batch_size: int
     thresholds: tuple[float, ...]
     threads: int | None
-    """None: the cores of the Spark task."""
+    """Number of threads of one task; None: the cores of the Spark task."""
 
     def write(self, part: Part, before: WrittenPart | None = None) -> WrittenPart:
-        """Score a part, write its file and note it as finished.
+        """Score a part, write its file and its marker.
 
-        Attempts of the same task may overtake each other: each writes a file of its own, which takes the name at once.
+        Attempts of the same task may overlap: each writes its own file, which gets the name atomically.
 
         Args:
-            part: The samples.
-            before: The finished part that is scored again. It stays where samples of it cannot be read any more.
+            part: Part to score.
+            before: Finished part that is scored again. It stays if some of its samples can no longer be read.
 
         Returns:
-            What is in the file: the new part, or the one before.
+            The result in the file: the new part, or the one before.
 
         Raises:
             OSError, RuntimeError: Input or output cannot be used.
@@ -88,14 +88,14 @@ class Scorer:
         return replace(written, sizes_digest=part.digest_of_sizes(written.unread))
 
     def _check_lost(self, written: WrittenPart, before: WrittenPart | None) -> None:
-        """Make sure that no sample of the part before is lost, as long as its file is whole."""
+        """Make sure that no sample of the earlier part is lost, if its file is whole."""
         if before is None or not {*written.unread} - {*before.unread}:
             return
         if self.output.size(before.file) == before.size:
             raise _LostRowsError
 
     def _load(self) -> tuple[Predict, str]:
-        """The model in this process, and what computes it here; Keras where the processor lacks what is needed."""
+        """Return this process's model, and what computes it here; Keras where the processor lacks what is needed."""
         settings = LoadSettings(self.batch_size, task_threads(self.threads))
         reason = why_unusable(self.runtime)
         converted = self.converted
@@ -135,7 +135,7 @@ class Scorer:
     def _predictions(
         self, batch: SampleBatch, probabilities: NDArray[np.float32], file: str
     ) -> tuple[pa.Table, list[dict[str, str]]]:
-        """The predictions of a batch, and the samples of which the model makes no numbers."""
+        """Return the predictions of a batch, and the samples whose predictions are not finite numbers."""
         known, probabilities = batch.known, probabilities[: len(batch.known)]
         finite = np.isfinite(probabilities).all(axis=1)
         rejected = []
@@ -153,7 +153,7 @@ class Scorer:
 
 
 def as_lists(values: NDArray[np.float32]) -> pa.Array:
-    """Give an array `(rows, classes)` as one list per row, without a copy."""
+    """Return an array `(rows, classes)` as one list per row, without a copy."""
     offsets = np.arange(0, values.size + 1, values.shape[1], dtype=np.int32)
     kind = PREDICTION_SCHEMA.field("probabilities").type
     flat = pa.array(np.ascontiguousarray(values).reshape(-1), pa.float32())
@@ -163,7 +163,7 @@ def as_lists(values: NDArray[np.float32]) -> pa.Array:
 def predicted_classes(
     probabilities: NDArray[np.float32], task: Task, thresholds: tuple[float, ...]
 ) -> NDArray[np.bool_]:
-    """Say which classes are predicted, `(rows, classes)`: those of at least their threshold, or the likeliest one."""
+    """Return which classes are predicted, `(rows, classes)`: those that reach their threshold, or the likeliest."""
     found: NDArray[np.bool_]
     if task == "multi_label":
         found = probabilities >= np.asarray(thresholds)
@@ -176,7 +176,7 @@ def predicted_classes(
 def label_names(
     probabilities: NDArray[np.float32], class_names: tuple[str, ...], task: Task, thresholds: tuple[float, ...]
 ) -> pa.Array:
-    """Give the names of the predicted classes as one list per row."""
+    """Return the names of the predicted classes as one list per row."""
     predicted = predicted_classes(probabilities, task, thresholds)
     offsets = np.concatenate([[0], np.cumsum(predicted.sum(axis=1))]).astype(np.int32)
     names = pa.array(class_names, pa.string()).take(pa.array(np.nonzero(predicted)[1]))

@@ -1,6 +1,6 @@
-"""From a Keras model to a smaller and faster one, accepted only where its labels are as good.
+"""Converts a Keras model to a smaller and faster one, accepted only if its labels are as good.
 
-The work is done in a process of its own: the driver imports no TensorFlow and gets its memory back.
+A separate process does the work, so that the driver imports no TensorFlow and gets its memory back.
 """
 
 import json
@@ -39,32 +39,32 @@ class Reference:
     dataset: Folder
     fingerprint: str
     calibration_samples: int
-    """Training samples whose activations give the ranges of 8-bit numbers."""
+    """Number of training samples whose activations give the ranges of 8-bit numbers."""
     acceptance_samples: int
-    """Validation samples on which the converted model is compared with Keras."""
+    """Number of validation samples on which the converted model is compared with Keras."""
     max_f1_drop: float
-    """Largest fall of the macro F1 with which it is accepted."""
+    """Largest accepted decrease of the macro F1."""
     thresholds: tuple[float, ...]
     settings: ReaderSettings
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """How a converted model compares with Keras on the same validation samples."""
+    """The comparison of a converted model with Keras on the same validation samples."""
 
     runtime: Runtime
     f1_macro: float
     f1_macro_keras: float
     samples: int
     calibration_samples: int
-    """0 where the conversion needs none."""
+    """Number of calibration samples; 0 if the conversion needs none."""
     same_labels: float
-    """Part of all decisions in which both agree."""
+    """Fraction of all decisions in which both agree."""
     openvino: str
-    """Version."""
+    """Version of OpenVINO."""
 
     def __str__(self) -> str:
-        """The two figures that decide."""
+        """Return the two figures that decide."""
         return (
             f"macro F1 {self.f1_macro:.4f} with {self.runtime}, {self.f1_macro_keras:.4f} with Keras, on "
             f"{self.samples} validation samples"
@@ -74,18 +74,18 @@ class Acceptance:
 def open_reference(
     dataset: Folder, model: ModelDescription, runtime: Runtime, settings: ReaderSettings, **chosen: Any
 ) -> Reference:
-    """Check that a dataset can calibrate and accept a model.
+    """Check that a dataset is suitable to calibrate and accept a model.
 
     Args:
-        dataset: A prepared dataset.
-        model: The model.
+        dataset: Folder of a prepared dataset.
+        model: Description of the model.
         runtime: "bf16" or "int8".
-        settings: How rows are read.
-        **chosen: The further fields of `Reference`.
+        settings: Settings for reading rows.
+        **chosen: Further fields of `Reference`.
 
     Raises:
-        FileNotFoundError: There is no dataset.
-        ValueError: It does not fit the model, or has too few samples.
+        FileNotFoundError: The dataset does not exist.
+        ValueError: The dataset does not fit the model, or has too few samples.
     """
     manifest = read_manifest(dataset)
     where = str(dataset)
@@ -109,7 +109,7 @@ def convert(model: ModelDescription, file: bytes, runtime: Runtime, reference: R
     """Convert a `.keras` file in another process, and compare the result with it.
 
     Returns:
-        What `load_converted` takes, and how it compares; `check_accepted` says whether it is good enough.
+        Input of `load_converted`, and its comparison with Keras; `check_accepted` decides whether it is good enough.
 
     Raises:
         RuntimeError: The conversion failed.
@@ -141,10 +141,10 @@ def convert(model: ModelDescription, file: bytes, runtime: Runtime, reference: R
 
 
 def check_accepted(acceptance: Acceptance, max_f1_drop: float) -> None:
-    """Refuse a converted model that is worse by more than is allowed.
+    """Refuse a converted model that is worse by more than the allowed difference.
 
     Raises:
-        ValueError: It is; says both figures.
+        ValueError: It is worse; the message has both figures.
     """
     if acceptance.f1_macro < acceptance.f1_macro_keras - max_f1_drop:
         raise ValueError(
@@ -154,7 +154,7 @@ def check_accepted(acceptance: Acceptance, max_f1_drop: float) -> None:
 
 
 def _batches(reference: Reference, split: str, samples: int) -> Iterator[tuple[dict[str, Any], NDArray[Any], int]]:
-    """The first samples of a split, in batches of one size: images, targets, and how many of them count."""
+    """Yield the first samples of a split, in batches of one size: images, targets, and the number of real samples."""
     reader = SplitReader(reference.dataset, split, reference.settings)
     left = samples
     for batch in evaluation_batches(reader, batch_size=_BATCH):
@@ -166,13 +166,13 @@ def _batches(reference: Reference, split: str, samples: int) -> Iterator[tuple[d
 
 
 def _to_graph(file: Path, model: ModelDescription) -> Any:
-    """The model in OpenVINO's format, its inputs named as the image groups."""
+    """Return the model in OpenVINO's format; its inputs have the names of the image groups."""
     import keras
     import openvino
 
     network = keras.saving.load_model(file, compile=False)
     saved = file.with_name("saved_model")
-    # Not `format="onnx"`: it makes the constants of the normalisation required inputs.
+    # Not `format="onnx"`, because it makes the constants of the normalisation required inputs.
     network.export(saved, format="tf_saved_model", verbose=False)
     graph = openvino.convert_model(saved)
     for each in model.inputs:
@@ -201,7 +201,7 @@ def _quantized(graph: Any, model: ModelDescription, reference: Reference) -> Any
 def _compare(
     predictors: dict[str, Predict], model: ModelDescription, reference: Reference
 ) -> tuple[dict[str, float], float]:
-    """The macro F1 of each, and the part of all decisions in which they agree."""
+    """Return the macro F1 of each, and the fraction of all decisions in which they agree."""
     from models.metrics import f1_macro, multi_label_counts
 
     scores: dict[str, list[NDArray[np.float32]]] = {name: [] for name in predictors}

@@ -1,4 +1,4 @@
-"""Models in OpenVINO's format: loaded for a fixed batch, from the bytes that the driver sends."""
+"""Models in OpenVINO's format: loaded for a fixed batch size, from the bytes that the driver sends."""
 
 import io
 import tempfile
@@ -18,7 +18,7 @@ _GRAPH, _WEIGHTS = "model.xml", "model.bin"
 
 
 def pack(folder: Path) -> bytes:
-    """Give a saved model as bytes."""
+    """Return a saved model as bytes."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
         for name in (_GRAPH, _WEIGHTS):
@@ -27,11 +27,11 @@ def pack(folder: Path) -> bytes:
 
 
 def load_converted(model: ModelDescription, file: bytes, runtime: Runtime, settings: LoadSettings) -> Predict:
-    """Load a model that `pack` gave.
+    """Load a model that `pack` returned.
 
     Args:
-        model: What it takes and gives.
-        file: The bytes.
+        model: Description of the model.
+        file: The bytes that `pack` returned.
         runtime: "bf16" or "int8".
         settings: Batch size and threads.
     """
@@ -46,14 +46,14 @@ def load_converted(model: ModelDescription, file: bytes, runtime: Runtime, setti
 
 
 def compiled(core: Any, graph: Any, model: ModelDescription, runtime: Runtime, settings: LoadSettings) -> Predict:
-    """Compile a graph of OpenVINO, whose inputs have the names of the image groups, for a fixed batch size."""
+    """Compile an OpenVINO graph for a fixed batch size; its inputs have the names of the image groups."""
     graph.reshape({each.name: [settings.batch_size, *each.shape] for each in model.inputs})
     options = {
-        # What is not in 8 bits is in bfloat16 too, where the processor has it.
+        # Operations that are not in 8 bits use bfloat16 too, if the processor has it.
         "INFERENCE_PRECISION_HINT": "bf16" if runtime == "bf16" or used_features("bf16") else "f32",
         "INFERENCE_NUM_THREADS": settings.threads,
         "NUM_STREAMS": 1,
-        # Several workers of one host would all pin their threads to the same cores.
+        # Otherwise several workers of one host would pin their threads to the same cores.
         "ENABLE_CPU_PINNING": False,
     }
     request = core.compile_model(graph, "CPU", options).create_infer_request()

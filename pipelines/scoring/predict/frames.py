@@ -1,4 +1,4 @@
-"""A model over a Spark DataFrame that has a dataset's columns, batch or streaming.
+"""Applies a model to a Spark DataFrame with a dataset's columns, batch or streaming.
 
 `score_frame` is a function of DataFrames. `predict_udf` is for `select` and for SQL:
 
@@ -15,9 +15,9 @@
 Each loads the model once in a Python worker and gives it batches of one size. Spark's own Arrow batches are larger:
 `spark.sql.execution.arrow.maxRecordsPerBatch`, 10,000 rows by default, is 1.6 GB of patches of 160 kB; set it to 256.
 
-A row whose image is missing or has another size ends the query with an error that names the column: a DataFrame has no
-place for rejected rows, as the files of `groundswell score` have. Filter such rows before. The
-query also ends where an executor's code of this project is not the driver's.
+A row whose image is missing or has another size ends the query with an error that names the column. A DataFrame
+cannot hold rejected rows, unlike the files of `groundswell score`, so filter such rows before. The query also ends if
+an executor has other code of this project than the driver.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 
 _RESULTS = ("probabilities", "labels", "model_version")
 OWN_VERSION = imported_version()
-"""Version and code of this project on the driver, which executors must have too."""
+"""Version and code of this project on the driver; executors must have the same."""
 
 
 @dataclass(frozen=True)
 class _Sent:
-    """A model as the executors get it."""
+    """A model in the form that executors receive."""
 
     model: ModelDescription
     file: SentFile
@@ -64,7 +64,7 @@ class _Sent:
         return {each.name: (each.shape, np.dtype(each.dtype)) for each in self.model.inputs}
 
     def load(self) -> Predict:
-        """The model in this process; a RuntimeError where its code is not the driver's."""
+        """Return this process's model; raise RuntimeError if its code differs from the driver's."""
         check_this_executor(self.code)
         settings = LoadSettings(self.batch_size, task_threads(self.threads))
         return predictor(self.model.model_id, lambda: load_keras(self.model, self.file.value, settings), settings)
@@ -79,18 +79,18 @@ def score_frame(
     batch_size: int = ScoreConfig.default("batch_size"),
     threads: int | None = None,
 ) -> DataFrame:
-    """Give the predictions of every row: its kept columns, `probabilities`, `labels` and `model_version`.
+    """Predict every row: the result has its kept columns, `probabilities`, `labels` and `model_version`.
 
     Args:
         frame: A DataFrame with the image groups of a dataset's shards as binary columns; it may be streaming.
         model_uri: A model's address, in one of the spellings that `tracking.served.find_model` takes.
-        keep: Columns of the frame that the result repeats.
+        keep: Columns of the frame that the result copies.
         threshold: Least probability of a predicted label of a multi-label model; None: those of the model, or 0.5.
-        batch_size: Samples that the model gets at a time.
-        threads: Threads of one task; None: the cores of the Spark task.
+        batch_size: Number of samples that the model gets at a time.
+        threads: Number of threads of one task; None: the cores of the Spark task.
 
     Raises:
-        ValueError: No such model, or the frame lacks one of its columns.
+        ValueError: The model does not exist, or the frame lacks one of its columns.
         RuntimeError: The tracking server cannot be reached.
     """
     sent = _send(frame.sparkSession, model_uri, batch_size, threads)
@@ -124,8 +124,8 @@ def fixed_batches(
     Args:
         batches: Record batches with the image columns as a dataset stores them.
         fields: Shape and dtype of the image columns.
-        keep: Further columns.
-        batch_size: Samples of a batch; the last one is padded.
+        keep: Further columns to keep.
+        batch_size: Number of samples of a batch; the last one is padded.
 
     Returns:
         The kept columns of the samples, and their images `(batch size, height, width, bands)`.
@@ -164,18 +164,18 @@ def predict_udf(
     batch_size: int = ScoreConfig.default("batch_size"),
     threads: int | None = None,
 ) -> Callable[..., Any]:
-    """Make a function of columns, for `select` and, registered, for SQL; it gives the probabilities of each row.
+    """Make a function of columns for `select` and, when registered, for SQL; it returns each row's probabilities.
 
     It takes the model's image groups in the order of its inputs, as a dataset stores them (binary).
 
     Args:
         spark: The session.
         model_uri: A model's address, in one of the spellings that `tracking.served.find_model` takes.
-        batch_size: Samples that the model gets at a time.
-        threads: Threads of one task; None: the cores of the Spark task.
+        batch_size: Number of samples that the model gets at a time.
+        threads: Number of threads of one task; None: the cores of the Spark task.
 
     Raises:
-        ValueError: No such model.
+        ValueError: The model does not exist.
         RuntimeError: The tracking server cannot be reached.
     """
     from pyspark.sql.pandas.functions import pandas_udf
@@ -201,18 +201,18 @@ def predict_udf(
 
 
 def flat_columns(frame: DataFrame, model_uri: str, *, keep: Sequence[str] = ("id",)) -> DataFrame:
-    """Turn image columns into arrays of numbers, which `mlflow.pyfunc.spark_udf` and `predict_batch_udf` take.
+    """Convert image columns to arrays of numbers, the input of `mlflow.pyfunc.spark_udf` and `predict_batch_udf`.
 
-    The numbers of an image `(height, width, bands)` are in C order: whole ones as 32-bit integers, as Spark has no
-    unsigned ones, and others, such as the backscatter of Sentinel-1, as 32-bit floats.
+    The numbers of an image `(height, width, bands)` are in C order. Integers become signed 32-bit, because Spark has no
+    unsigned type. Others, such as the backscatter of Sentinel-1, become 32-bit floats.
 
     Args:
         frame: A DataFrame with the image groups of a dataset's shards as binary columns.
         model_uri: A model's address, in one of the spellings that `tracking.served.find_model` takes.
-        keep: Columns of the frame that the result repeats.
+        keep: Columns of the frame that the result copies.
 
     Raises:
-        ValueError: No such model, or the frame lacks one of its columns.
+        ValueError: The model does not exist, or the frame lacks one of its columns.
         RuntimeError: The tracking server cannot be reached.
     """
     model = describe(find_model(model_uri))
@@ -232,7 +232,7 @@ def flat_columns(frame: DataFrame, model_uri: str, *, keep: Sequence[str] = ("id
 
 
 def flattened(batch: pa.RecordBatch, fields: Fields, keep: Sequence[str]) -> pa.Table:
-    """Turn the image columns of a batch into lists of numbers; see `flat_columns`."""
+    """Convert the image columns of a batch to lists of numbers; see `flat_columns`."""
     source = pa.Table.from_batches([batch])
     table, result = encoded(source, fields), source.select(list(keep))
     for name, (_, dtype) in fields.items():
@@ -261,7 +261,7 @@ def _check_columns(frame: DataFrame, keep: Sequence[str], inputs: Sequence[str],
 
 
 def _annotations(columns: int) -> dict[str, Any]:
-    """The types by which Spark knows what kind of function it gets."""
+    """Return the type annotations from which Spark infers the kind of a function."""
     import pandas
 
     series: Any = pandas.Series

@@ -1,4 +1,4 @@
-"""What scoring must know of a model, and whether images fit it."""
+"""The facts about a model that scoring needs, and a check that images fit it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,35 +19,35 @@ class ModelInput:
     """`(height, width, bands)`."""
     dtype: str
     bands: tuple[str, ...]
-    """Names in the order of the last axis."""
+    """Band names in the order of the last axis."""
 
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """What a model takes and gives."""
+    """Inputs and outputs of a model."""
 
     uri: str
     model_id: str
     version: str
-    """Written beside each prediction."""
+    """Version of the model, written beside each prediction."""
     task: Task
     class_names: tuple[str, ...]
     inputs: tuple[ModelInput, ...]
     thresholds: tuple[float, ...] | None = None
-    """Least probability of each predicted class, tuned on validation; None: it has none."""
+    """Least probability of each predicted class, tuned on validation; None if it was not tuned."""
 
     def thresholds_or(self, configured: float | None) -> tuple[float, ...]:
-        """Give one threshold per class: the configured one, or else those of the model, or else the usual one."""
+        """Return one threshold per class: the configured one, or else the model's, or else the default."""
         if configured is None and self.thresholds is not None:
             return self.thresholds
         return (DEFAULT_THRESHOLD if configured is None else configured,) * len(self.class_names)
 
 
 def describe(model: ServedModel) -> ModelDescription:
-    """Read what a logged model says of itself.
+    """Read the description of a logged model.
 
     Raises:
-        ValueError: It does not say what scoring must know; names what is missing.
+        ValueError: The description is incomplete; the message names what is missing.
     """
     task = model.metadata.task
     if task not in get_args(Task):
@@ -73,17 +73,18 @@ def describe(model: ServedModel) -> ModelDescription:
 def check_fits(
     model: ModelDescription, *, where: str, task: Task, class_names: Sequence[str], groups: Sequence[ImageGroup]
 ) -> None:
-    """Make sure that a model can score the samples of a dataset or archive; further image groups are no mistake.
+    """Make sure that a model can score the samples of a dataset or archive; further image groups are allowed.
 
     Args:
-        model: The model.
-        where: The dataset or archive, for messages.
-        task: Its task.
+        model: Description of the model.
+        where: Name of the dataset or archive, for messages.
+        task: Task of the dataset or archive.
         class_names: Its classes in their order.
         groups: Its image groups.
 
     Raises:
-        ValueError: Task, classes, image groups or bands are not the model's; names the first difference.
+        ValueError: Task, classes, image groups or bands differ from the model's. The message names the first
+            difference.
     """
     if task != model.task:
         raise ValueError(f"{model.uri} is a {model.task} model, and {where} is {task}")
@@ -103,10 +104,10 @@ def check_fits(
 
 
 def check_inputs_fit(model: ModelDescription, *, where: str, groups: Sequence[ImageGroup]) -> None:
-    """Make sure that a model can take the images of a dataset or archive; arguments as those of `check_fits`.
+    """Make sure that a model can take the images of a dataset or archive; the arguments are those of `check_fits`.
 
     Raises:
-        ValueError: Image groups or bands are not the model's; names the first difference.
+        ValueError: Image groups or bands differ from the model's; the message names the first difference.
     """
     known = {group.name: group for group in groups}
     for wanted in model.inputs:

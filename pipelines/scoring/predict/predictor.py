@@ -1,4 +1,4 @@
-"""A model loaded in a process of an executor: once, for all tasks that this process runs."""
+"""Loads a model once in an executor's process, for all tasks of this process."""
 
 import os
 import sys
@@ -22,12 +22,12 @@ Predict = Callable[[Mapping[str, NDArray[np.generic]]], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """What decides a loaded model beside its weights."""
+    """Settings that decide a loaded model beside its weights."""
 
     batch_size: int
     """Number of samples of every call."""
     threads: int
-    """Threads of one operation."""
+    """Number of threads of one operation."""
 
 
 _STDERR = 2
@@ -35,11 +35,11 @@ _loaded: dict[tuple[str, LoadSettings], Predict] = {}
 
 
 def predictor(identity: str, load: Callable[[], Predict], settings: LoadSettings) -> Predict:
-    """Give a model, which is loaded where this process does not have it yet; another one is forgotten.
+    """Return a model, and load it if this process does not have it yet; another model is released.
 
     Args:
-        identity: Names the model and its runtime.
-        load: Loads it.
+        identity: Identifier of the model and its runtime.
+        load: Function that loads the model.
         settings: Batch size and threads.
     """
     key = (identity, settings)
@@ -50,7 +50,7 @@ def predictor(identity: str, load: Callable[[], Predict], settings: LoadSettings
 
 
 def forget() -> None:
-    """Forget the model of this process."""
+    """Release the model of this process."""
     _loaded.clear()
 
 
@@ -63,19 +63,19 @@ def load_keras(
     """Load a `.keras` file as one TensorFlow function of a fixed batch size.
 
     Args:
-        model: What it takes and gives.
+        model: Description of the model.
         file: Content of the `.keras` file.
         settings: Batch size and threads; a process keeps the threads of its first model.
-        function_of: Returns what is computed from the model's image groups, given the model; None: its output.
+        function_of: Function that returns, for the model, what to compute from its image groups; None: its output.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    # Several workers may share a GPU. By default each takes nearly all its memory at once, and the second one fails.
+    # Several workers may share a GPU. By default each allocates nearly all its memory, and the second one fails.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     use_own_gpu()
     with _quiet_import():
         import keras
         import tensorflow as tf
-    with suppress(RuntimeError):  # another model was here before
+    with suppress(RuntimeError):  # another model has already set them
         tf.config.threading.set_intra_op_parallelism_threads(settings.threads)
         tf.config.threading.set_inter_op_parallelism_threads(1)
     with tempfile.TemporaryDirectory(prefix="groundswell-") as folder:
@@ -100,7 +100,7 @@ def load_keras(
 
 @contextmanager
 def _quiet_import() -> Iterator[None]:
-    """Keep TensorFlow's remarks about the processor from the terminal: it writes them before any setting is read."""
+    """Suppress TensorFlow's messages about the processor, which it writes before any setting is read."""
     shown, nowhere = os.dup(_STDERR), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, _STDERR)
     try:
@@ -112,9 +112,9 @@ def _quiet_import() -> Iterator[None]:
 
 
 def use_own_gpu() -> None:
-    """Show TensorFlow the GPU that Spark gave to this task, and no other.
+    """Show TensorFlow only the GPU that Spark assigned to this task.
 
-    A process that Spark uses again keeps the GPU of its first task: TensorFlow looks once.
+    A process that Spark reuses keeps the GPU of its first task, because TensorFlow looks only once.
     """
     context = TaskContext.get()
     gpus = context.resources().get("gpu") if context is not None else None
@@ -123,7 +123,7 @@ def use_own_gpu() -> None:
 
 
 def task_threads(configured: int | None) -> int:
-    """Give the threads for a model: those configured, or else the cores of this Spark task."""
+    """Return the number of threads for a model: the configured one, or else the cores of this Spark task."""
     if configured is not None:
         return configured
     context = TaskContext.get()

@@ -1,4 +1,4 @@
-"""Instructions of this machine's processor that fast inference depends on."""
+"""Processor instructions that fast inference needs."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Literal
 from pipelines.machine.proc import CPUINFO, processor
 
 Runtime = Literal["keras", "bf16", "int8"]
-"""What computes the predictions: Keras in float32, or OpenVINO with smaller numbers."""
+"""Runtime of predictions: Keras in float32, or OpenVINO with smaller numbers."""
 
 _NEEDED: dict[Runtime, tuple[str, ...]] = {
     "keras": (),
@@ -18,13 +18,13 @@ _NEEDED: dict[Runtime, tuple[str, ...]] = {
 
 
 def used_features(runtime: Runtime, cpu_info: Path = CPUINFO) -> list[str]:
-    """Return those instructions of this processor that a runtime profits from, by their names in `/proc/cpuinfo`."""
+    """Return the instructions of this processor that a runtime uses, by their names in `/proc/cpuinfo`."""
     flags = processor(cpu_info).get("flags", "").split()
     return [name for name in _NEEDED[runtime] if name in flags]
 
 
 def why_unusable(runtime: Runtime, cpu_info: Path = CPUINFO) -> str | None:
-    """Say why this machine should not use a runtime; None where it should."""
+    """Return why this machine should not use a runtime; None if it should."""
     if runtime == "keras":
         return None
     if find_spec("openvino") is None:

@@ -1,4 +1,4 @@
-"""Test-time augmentation: the probabilities of an image, averaged over symmetries of the square."""
+"""Test-time augmentation: probabilities of an image, averaged over symmetries of the square."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -11,21 +11,21 @@ from pipelines.scoring.predict.predictor import Predict
 
 Symmetries = Literal["mirror", "flips", "dihedral"]
 COUNTS: dict[Symmetries, int] = {"mirror": 2, "flips": 4, "dihedral": 8}
-"""How many images each makes of one; the first is the image itself."""
+"""Number of images that each group makes of one; the first is the image itself."""
 _COLUMNS, _ROWS, _TRANSPOSED = 1, 2, 4
 
 
 def averaged(predict: Predict, symmetries: Symmetries | None) -> Predict:
-    """Return a function that averages what another one predicts of an image and of its images in the mirror.
+    """Return a function that averages the predictions for an image and its transformed copies.
 
         p(x) = mean over the symmetries s of predict(s(x))
 
     Element e of a group of symmetries transposes the image if e & 4, then reverses the rows if e & 2 and the columns if
-    e & 1, as in `models.layers.augmentation`: "mirror" has the first two, "flips" four, "dihedral" all eight. All image
-    groups of a sample are moved alike.
+    e & 1, as in `models.layers.augmentation`. "mirror" has the first two, "flips" four, "dihedral" all eight. All image
+    groups of a sample are transformed alike.
 
     Args:
-        predict: Predicts probabilities.
+        predict: Function that predicts probabilities.
         symmetries: Name of the group; None: `predict` itself is returned.
 
     Source: Krizhevsky et al. 2012, section 4.1, for the mean over mirrored images.
@@ -45,10 +45,10 @@ def averaged(predict: Predict, symmetries: Symmetries | None) -> Predict:
 
 
 def check_symmetries(symmetries: Symmetries | None, inputs: Sequence[ModelInput]) -> None:
-    """Check that a model's images can be turned, where they are.
+    """Check that a model's images can be transposed, if the symmetries do this.
 
     Raises:
-        ValueError: They are no squares.
+        ValueError: The images are not square.
     """
     if symmetries != "dihedral":
         return
@@ -62,7 +62,7 @@ def check_symmetries(symmetries: Symmetries | None, inputs: Sequence[ModelInput]
 
 
 def _moved(images: NDArray[Any], element: int) -> NDArray[Any]:
-    """Images `(batch, height, width, bands)`, each moved by the same element."""
+    """Apply one element to each of the images `(batch, height, width, bands)`."""
     images = images.swapaxes(1, 2) if element & _TRANSPOSED else images
     images = images[:, ::-1] if element & _ROWS else images
     return np.ascontiguousarray(images[:, :, ::-1] if element & _COLUMNS else images)

@@ -1,4 +1,4 @@
-"""The scores of a model on a labelled split: computed by Spark tasks, collected, and measured on the driver."""
+"""The scores of a model on a labelled split: Spark tasks compute predictions, the driver measures them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from pipelines.spark.tasks import run_tasks
 from pipelines.storage.folder import Folder
 
 SLICES = ("country", "season", "tile")
-"""Plain columns of a dataset by which scores are told apart."""
+"""Plain columns of a dataset; scores are also measured for each of their values."""
 _SPLIT = "split"
 _LEAST = 1e-7
 _PAIRS = 100
@@ -42,16 +42,16 @@ _PAIRS = 100
 
 @dataclass(frozen=True)
 class SplitScores:
-    """What a model says of every sample of a split, in the order of its rows."""
+    """Predictions of a model for every sample of a split, in row order."""
 
     ids: list[str]
     probabilities: NDArray[np.float32]
-    """`(samples, classes)`."""
+    """Predicted probabilities, `(samples, classes)`."""
     targets: NDArray[np.uint8]
     """Multi-hot, `(samples, classes)`."""
 
     def losses(self, task: Task) -> NDArray[np.float64]:
-        """Return the cross-entropy of each sample, `(samples,)`: the mean over classes, or of the right one."""
+        """Return the cross-entropy of each sample, `(samples,)`: the mean over classes, or that of the right one."""
         known = np.clip(self.probabilities.astype(np.float64), _LEAST, 1 - _LEAST)
         if task == "single_label":
             losses: NDArray[np.float64] = -np.log(known[self.targets > 0])
@@ -60,7 +60,7 @@ class SplitScores:
 
 
 class SliceScores(NamedTuple):
-    """Scores of the samples that have one value in a column."""
+    """Scores of the samples with one value in a column."""
 
     column: str
     value: str
@@ -68,12 +68,12 @@ class SliceScores(NamedTuple):
     metrics: dict[str, float]
 
     def as_row(self) -> dict[str, str | int | float]:
-        """Return all as one row of a table."""
+        """Return all scores as one row of a table."""
         return {"column": self.column, "value": self.value, "samples": self.samples, **self.metrics}
 
 
 class LabelPair(TypedDict):
-    """Two labels of which one was missed and the other was predicted instead."""
+    """Two labels: one was missed, and the other was predicted instead."""
 
     missed: str
     predicted: str
@@ -82,19 +82,19 @@ class LabelPair(TypedDict):
 
 @dataclass(frozen=True)
 class Measured:
-    """Everything that is measured of one split."""
+    """All measurements of one split."""
 
     metrics: dict[str, float]
     """Scores by the names of `pipelines.tracking.metrics`, without the split."""
     per_class: list[ClassScores]
-    """Scores of each class, with the threshold that suits the class where it was tuned."""
+    """Scores of each class, with the class's best threshold where it was tuned."""
     reliability: Reliability
     thresholds: NDArray[np.float64] | None
-    """Threshold of each class, tuned on validation; None where they were not."""
+    """Threshold of each class, tuned on validation; None if not tuned."""
     slices: list[SliceScores]
-    """Scores by column, in each the most frequent value first."""
+    """Scores by column; within a column the most frequent value comes first."""
     pairs: list[LabelPair]
-    """The most frequent pair first."""
+    """Confused labels, the most frequent pair first."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class _Collector:
     symmetries: Symmetries | None
 
     def collect(self, part: Part) -> tuple[list[str], bytes, bytes, list[dict[str, str]]]:
-        """Ids, probabilities, targets and rejected samples of one part."""
+        """Return ids, probabilities, targets and rejected samples of one part."""
         settings = LoadSettings(self.batch_size, task_threads(self.threads))
         loaded = predictor(self.model.model_id, lambda: load_keras(self.model, self.file.value, settings), settings)
         predict = averaged(loaded, self.symmetries)
@@ -133,21 +133,21 @@ def collect_scores(
     threads: int | None,
     symmetries: Symmetries | None = None,
 ) -> SplitScores:
-    """Score all samples of a labelled source, on as many tasks at a time as Spark has slots.
+    """Score all samples of a labelled source, with as many parallel tasks as Spark has slots.
 
-    The model is sent to the executors, which need not reach MLflow.
+    The model is sent to the executors, which need no access to MLflow.
 
     Args:
         spark: The session.
-        model: What the model takes and gives.
-        file: Its `.keras` file.
+        model: Description of the model.
+        file: The model's `.keras` file.
         source: Source of a prepared dataset.
-        batch_size: Samples that the model gets at a time.
-        threads: Threads of one task; None: the cores of the Spark task.
-        symmetries: Over which each sample's probabilities are averaged; None: it alone.
+        batch_size: Number of samples that the model gets at a time.
+        threads: Number of threads of one task; None: the cores of the Spark task.
+        symmetries: Symmetries over which each sample's probabilities are averaged; None: only the sample itself.
 
     Raises:
-        ValueError: A row is damaged, or the model gives numbers that are not finite; names a sample.
+        ValueError: A row is damaged, or the model returns numbers that are not finite; the message names a sample.
         RuntimeError: Spark gave up.
     """
     sent = send(spark, file)
@@ -192,13 +192,13 @@ def measure(
     """Measure a split.
 
     Args:
-        scores: Scores of its samples.
+        scores: Predictions of its samples.
         class_names: Names of the classes, in the order of the probabilities.
-        task: Says which scores there are.
-        columns: What is known of the samples, row by row: what `read_columns` gives.
+        task: Task, which decides the kinds of scores.
+        columns: Metadata of the samples, row by row, from `read_columns`.
         own_metrics: Further metrics by name.
-        validation: Scores of the validation split, on which the thresholds of a multi-label model are tuned; None: all
-            of them are `DEFAULT_THRESHOLD`.
+        validation: Predictions for the validation split, which tune the thresholds of a multi-label model; None: all
+            thresholds are `DEFAULT_THRESHOLD`.
     """
     found = classification_scores(scores.probabilities, scores.targets, task)
     metrics, precisions = {"loss": float(scores.losses(task).mean()), **found.metrics}, found.average_precisions
@@ -223,7 +223,7 @@ def measure(
 
 
 def read_columns(dataset: Folder, splits: Sequence[str]) -> pa.Table:
-    """Read what is known of the samples of some splits, in row order; of several, which one it is."""
+    """Read the metadata of the samples of some splits, in row order; with several splits also the split's name."""
     manifest, tables = read_manifest(dataset), []
     for split in splits:
         for shard in manifest.splits[split].shards:
@@ -236,7 +236,7 @@ def read_columns(dataset: Folder, splits: Sequence[str]) -> pa.Table:
 
 
 def _slices(scores: SplitScores, task: Task, columns: pa.Table) -> list[SliceScores]:
-    """Scores for each value of each column, the most frequent value first; what is unknown is left out."""
+    """Measure each value of each column, the most frequent value first; unknown values are left out."""
     rows: list[SliceScores] = []
     for name in columns.column_names:
         values = columns[name].combine_chunks()
@@ -258,7 +258,7 @@ def _pairs(
     else:
         likeliest = np.argmax(scores.probabilities, axis=1)[:, np.newaxis]
         predicted = likeliest == np.arange(len(class_names))
-    # A sample misses and invents few of the classes, so that almost all of the products are zero.
+    # A sample has few missed and few invented classes, so almost all of the products are zero.
     missed, invented = (
         csr_matrix(present & ~predicted, dtype=np.int64),
         csr_matrix(predicted & ~present, dtype=np.int64),

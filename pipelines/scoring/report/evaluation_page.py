@@ -24,14 +24,14 @@ _LABELS = 5
 def evaluation_page(
     measured: Measured, scores: SplitScores, readers: Sequence[SplitReader], split: str, facts: Mapping[str, str]
 ) -> str:
-    """Give the page as text.
+    """Return the page as text.
 
     Args:
-        measured: What is shown.
-        scores: Scores of the samples, in row order.
-        readers: The splits in the order of the samples, from which the best and the worst patches are read.
+        measured: Measurements to show.
+        scores: Predictions of the samples, in row order.
+        readers: Readers of the splits in the order of the samples, for the best and the worst patches.
         split: Name of the splits.
-        facts: Texts at the top of the page, by their names: the model, the dataset.
+        facts: Texts at the top of the page by name: the model, the dataset.
     """
     manifest = readers[0].manifest
     order = np.argsort(scores.losses(manifest.task), kind="stable")
@@ -59,7 +59,7 @@ def evaluation_page(
 def _patches(
     rows: "np.ndarray[Any, np.dtype[np.int64]]", scores: SplitScores, readers: Sequence[SplitReader], manifest: Manifest
 ) -> list[dict[str, Any]]:
-    """Samples as pictures, with their labels and what the model says of them."""
+    """Return samples as pictures, with their labels and predictions."""
     losses, ends = scores.losses(manifest.task), np.cumsum([len(reader) for reader in readers])
     found = []
     for row in rows.tolist():
@@ -120,7 +120,7 @@ def _reliability_rows(reliability: Reliability) -> list[dict[str, Any]]:
 
 
 def _reliability_plot(reliability: Reliability) -> Plot:
-    """Part of the decisions that are right, by their probability; on the diagonal probabilities mean what they say."""
+    """Draw the fraction of right decisions by predicted probability; calibrated probabilities are on the diagonal."""
 
     def draw(axis: Axes, colors: Colors) -> None:
         used = reliability.counts > 0
