@@ -10,8 +10,8 @@
     groundswell.score(config, trained.model_uri, "/data/patches", "/data/predictions")
     groundswell.compare("groundswell").plot()  # the trainings of an experiment
 
-Each name is imported when it is used for the first time, so that this import is fast. What a name needs and is not
-installed (Spark, TensorFlow, Horovod) is then one line.
+Each name is imported at its first use, so that this import is fast. If a package that a name needs (Spark, TensorFlow,
+Horovod) is not installed, the error is one line.
 """
 
 import importlib
@@ -61,12 +61,12 @@ _WHERE = {
 
 
 def check_packages() -> None:
-    """Find out whether a folder or file of the user's hides one of Groundswell's packages.
+    """Check that no folder or file of the user hides one of Groundswell's packages.
 
     Python looks in a notebook's folder first, and names like `conf` and `models` are common.
 
     Raises:
-        ImportError: One does; names both.
+        ImportError: A folder or file hides a package; the message names both.
     """
     for name in _PACKAGES:
         spec, ours = find_spec(name), _ROOT / name / "__init__.py"
@@ -83,7 +83,7 @@ def __getattr__(name: str) -> Any:
 
     Raises:
         AttributeError: There is no such name.
-        MissingPackageError: What it needs is not installed; the message says what installs it.
+        MissingPackageError: A package that the name needs is not installed; the message says how to install it.
     """
     if name not in _WHERE:
         raise AttributeError(f"module 'groundswell' has no attribute {name!r}; it has {', '.join(__all__)}")

@@ -20,21 +20,21 @@ _NULL = ("~", "null", "Null", "NULL")
 def changed(
     values: Mapping[str, Any], settings: Sequence[str] = (), sections: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Apply changes to the values of a configuration, and return them; nothing is validated but the keys.
+    """Apply changes to the values of a configuration, and return the values; only the keys are validated.
 
-    A change that chooses a codec, archive, optimizer or network replaces its section, unless that is of the same kind.
+    A change that chooses another codec, archive, optimizer or network replaces the whole section.
 
     Args:
-        values: Values by section, as in a YAML file; they may be changed.
+        values: Values by section, as in a YAML file; the function may modify them.
         settings: `section.key=value` each, the value in YAML; the last one of a key counts.
         sections: New values by name of the section: a mapping of the keys that change, a whole section, or a value.
 
     Raises:
-        ValueError: A setting is of another form, or no such key exists.
+        ValueError: A setting has another form, or its key does not exist.
     """
     found = _with_tags(values, RunConfig)
     chosen = [_split(setting, found) for setting in settings]
-    # What chooses the keys of a section comes before them.
+    # The key that chooses the kind of a section comes before the section's other keys.
     for path, text in sorted(chosen, key=lambda setting: len(setting[0])):
         field = _field(list(path), found)
         _set(found, list(path), _value(text, field, f"--set {'.'.join(path)}={text}"))
@@ -46,7 +46,7 @@ def changed(
 
 
 def given(section: Section) -> dict[str, Any]:
-    """The values of a configuration or section that are not left to their defaults, and the kind of every section."""
+    """Return the values of a configuration or section that are not defaults, and the kind of every section."""
     values: dict[str, Any] = {}
     for key in type(section).model_fields:
         value = getattr(section, key)
@@ -62,7 +62,7 @@ def validated(values: Mapping[str, Any], where: str) -> RunConfig:
 
     Args:
         values: Values by section.
-        where: What an error begins with.
+        where: First words of an error message.
 
     Raises:
         ValueError: A key is unknown, missing, of the wrong type or out of range; each problem is a line.
@@ -76,7 +76,7 @@ def validated(values: Mapping[str, Any], where: str) -> RunConfig:
 
 
 def keys_in(sections: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The keys that sections of values name, as `section.key`."""
+    """Return the keys that sections of values name, as `section.key`."""
     for name, value in sections.items():
         if isinstance(value, Mapping) and value:
             yield from keys_in(value, f"{prefix}{name}.")
@@ -85,7 +85,7 @@ def keys_in(sections: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _with_tags(values: Mapping[str, Any], section: type[Section]) -> dict[str, Any]:
-    """The values, where a name alone stands for a section of that name, and a section without name has the default."""
+    """Return the values; a name alone becomes a section of that name, and a section without name gets the default."""
     full = dict(values)
     for key, value in values.items():
         field = section.model_fields.get(key)
@@ -103,7 +103,7 @@ def _with_tags(values: Mapping[str, Any], section: type[Section]) -> dict[str, A
 
 
 def _split(setting: str, values: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
-    """Path and value of a setting; the tag of a choice as the choice itself."""
+    """Return path and value of a setting; the path of a tag becomes that of its choice."""
     name, separator, text = setting.partition("=")
     path = tuple(name.strip().split("."))
     if not separator or not all(path):
@@ -127,7 +127,7 @@ def _merge(values: dict[str, Any], path: list[str], value: Any) -> None:
     if not isinstance(value, Mapping) or (choice is None and section_of(field, None) is None):
         _set(values, path, value.model_dump() if isinstance(value, Section) else value)
         return
-    if choice is not None and choice.tag in value:  # it says of which kind the other keys are
+    if choice is not None and choice.tag in value:  # it says which kind the other keys belong to
         _set(values, path, value[choice.tag])
     for key, inner in value.items():
         if choice is None or key != choice.tag:
@@ -149,10 +149,10 @@ def _set(values: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _value(text: str, field: FieldInfo, where: str) -> Any:
-    """The value of a setting: YAML, but what is neither a text nor null in YAML is a text where the key takes texts.
+    """Return the value of a setting: YAML, but if the key takes texts, everything except null is a text.
 
-    There, ` #` begins no comment, as it does in a file, but is part of the text: folders are named so. And `~` is the
-    home folder, not null, where the key takes any text.
+    In such a text, ` #` is part of the text, because folders have such names; in a file it begins a comment. If the key
+    takes any text, `~` is the home folder, not null.
     """
     kinds = list(_plain_types(field.annotation))
     value = parse(text, where)

@@ -11,15 +11,15 @@ from conf.sections.training import TrainingConfig
 
 
 def check_mode(chosen: ModeConfig, launch: LaunchConfig, config: Section) -> None:
-    """Check that everything else fits the training mode.
+    """Check that all other settings fit the training mode.
 
     Args:
         chosen: The mode.
         launch: How many workers train.
-        config: The whole configuration, of which the mode's declaration names the keys.
+        config: The whole configuration; the mode's declaration names the keys to check.
 
     Raises:
-        ValueError: Names the setting, and says why it does not go with the mode and what to do.
+        ValueError: A setting does not fit the mode. The message names it, the reason and the remedy.
     """
     mode, workers = chosen.declaration, launch.num_workers
     if workers % mode.ranks_per_copy:
@@ -43,7 +43,7 @@ def check_mode(chosen: ModeConfig, launch: LaunchConfig, config: Section) -> Non
 
 
 def value_at(config: Section, key: str) -> Any:
-    """The value of a key; None where the chosen sections have no such key."""
+    """Return the value of a key; None: the chosen sections have no such key."""
     found: Any = config
     for name in key.split("."):
         found = getattr(found, name, None)
@@ -51,13 +51,13 @@ def value_at(config: Section, key: str) -> Any:
 
 
 def choice_at(config: Section, key: str) -> Any:
-    """The value of a key, or the name of the section that it chooses."""
+    """Return the value of a key, or the name of the section that the key chooses."""
     value = value_at(config, key)
     return value.name if isinstance(value, Member) else value
 
 
 def check_length(training: TrainingConfig, exchange: ExchangeConfig, steps_per_epoch: int) -> str | None:
-    """Check that the training mode can do what it is for in a run of this length.
+    """Check that the training mode has an effect in a run of this length.
 
     Args:
         training: The epochs and their mode.
@@ -65,10 +65,10 @@ def check_length(training: TrainingConfig, exchange: ExchangeConfig, steps_per_e
         steps_per_epoch: Optimizer steps per epoch on the dataset.
 
     Returns:
-        A warning; None: all is well.
+        A warning; None: there is no problem.
 
     Raises:
-        ValueError: The mode or the codec never begins.
+        ValueError: The run ends before the mode or the codec begins.
     """
     mode, epochs = training.mode.declaration, training.epochs
     steps, beginning = epochs * steps_per_epoch, mode.beginning()
@@ -113,10 +113,10 @@ def _check_warmup_ends(exchange: ExchangeConfig, number: int, unit: str) -> None
 
 
 def check_recovery(launch: LaunchConfig, training: TrainingConfig, reader: ReaderConfig) -> None:
-    """Check that training can continue in place where a worker's process dies.
+    """Check that training can continue in place after a worker's process has died.
 
     Raises:
-        ValueError: It cannot; says why and what to do.
+        ValueError: Training cannot continue in place. The message says why and what to do.
     """
     if launch.recover != "in_place":
         return

@@ -1,4 +1,4 @@
-"""The configuration explained in its own words: the docstrings of sections and keys."""
+"""Explanations of the configuration, from the docstrings of sections and keys."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,23 +12,23 @@ from conf.sections.section import Section
 
 
 def members(path: str) -> dict[str, str]:
-    """Every member of a choice (`archive`, `exchange.codec`) with what its class says of it, in a line."""
+    """Return every member of a choice (`archive`, `exchange.codec`) with its class's description, one per line."""
     return {name: _first_line(section) for name, section in choices()[path].members.items()}
 
 
 def shipped() -> dict[str, str]:
-    """Every shipped configuration with the first line of its comment."""
+    """Return every shipped configuration with the first line of its comment."""
     return {name: shipped_text(name).splitlines()[0].removeprefix("# ").rstrip(".") for name in shipped_names()}
 
 
 def to_yaml(config: RunConfig, *, comments: bool = False) -> str:
-    """The whole configuration as YAML that `load` reads back unchanged.
+    """Return the whole configuration as YAML that `load` reads back unchanged.
 
-    A value that lost its effect by a change of another key is printed as its default, which `load` does not refuse.
+    If a change of another key made a value ineffective, the value is printed as its default, which `load` accepts.
 
     Args:
         config: The configuration.
-        comments: Whether each key comes with what it means.
+        comments: Whether each key has its description as a comment.
     """
     values = config.model_dump(mode="json")
     for key in idle_keys(config):

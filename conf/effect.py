@@ -1,4 +1,4 @@
-"""Settings that would have no effect, which is a mistake of whoever chose them."""
+"""Settings without effect, which are mistakes of the user."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from conf.sections.section import Section
 
 @dataclass(frozen=True)
 class Rule:
-    """A key that only counts where another key has a certain value."""
+    """A key that has an effect only if another key has a certain value."""
 
     key: str
     is_idle: Callable[[RunConfig], bool]
     """Whether the key has no effect in a configuration."""
     reason: str
     per_run: bool = False
-    """Whether the other key changes from run to run: a file may then have this one for its other runs."""
+    """Whether the other key usually differs between runs. If so, a file may set this key without an error."""
 
 
 def _without_residual(config: RunConfig) -> bool:
@@ -43,7 +43,7 @@ def _is_one_rank_of_all(config: RunConfig) -> bool:
 
 
 def _looks_ahead_without_momentum(config: RunConfig) -> bool:
-    # False says what happens without momentum, and is what optimizers are told to set beside it.
+    # False is what happens without momentum, and the value that optimizers ask the user to set with it.
     optimizer = config.optimizer
     return isinstance(optimizer, LARSConfig | SGDConfig) and optimizer.nesterov and not optimizer.momentum
 
@@ -120,7 +120,7 @@ RULES = (
 
 
 def _rules(config: RunConfig) -> list[Rule]:
-    """Those that always hold, and those of the training mode."""
+    """Return the rules that always hold, and those of the training mode."""
     return [*RULES, *map(_rule, config.training.mode.declaration.idle())]
 
 
@@ -134,17 +134,17 @@ def _rule(idle: Idle) -> Rule:
 def refuse_without_effect(
     config: RunConfig, keys: Sequence[str], *, verb: str, reads: Sequence[str], ignores: Sequence[str] = ()
 ) -> None:
-    """Refuse keys, given one by one, that change nothing in what a verb does.
+    """Refuse single keys that do not change what a verb does.
 
     Args:
-        config: The configuration with them.
+        config: The configuration with these keys.
         keys: Keys as `section.key`.
         verb: Name of the verb, for the message.
         reads: Sections and keys that the verb reads.
-        ignores: Keys of these sections, or sections within them, that it does not read.
+        ignores: Keys of these sections, or sections within them, that the verb does not read.
 
     Raises:
-        ValueError: Names the first such key and says why.
+        ValueError: A key has no effect; the message names the first such key and the reason.
     """
     for key in keys:
         if any(_is_within(key, ignored) for ignored in ignores):
@@ -157,20 +157,20 @@ def refuse_without_effect(
 
 
 def refuse_idle(config: RunConfig, base: RunConfig | None, changes: Sequence[str], where: str) -> None:
-    """Refuse values that change nothing, whichever verb reads the configuration.
+    """Refuse values that have no effect in any verb.
 
-    A change of one key may take the effect of another one that the base has chosen, which is no mistake: the base is
-    refused only what has no effect in itself either, and is not the default.
+    A change of one key may make a value of the base ineffective, which is no mistake. A value of the base is refused
+    only if it has no effect in the base itself and is not the default.
 
     Args:
         config: The configuration with all changes.
-        base: The one without the changes, such as a file's; None: it is not complete without them, or was checked
-            before.
+        base: The configuration without the changes, such as a file's; None: it is incomplete without them, or was
+            checked before.
         changes: Keys and sections that were changed.
-        where: What the error begins with.
+        where: First words of the error message.
 
     Raises:
-        ValueError: Names every such key and says why, each in a line.
+        ValueError: Values have no effect; the message has a line with the reason for every such key.
     """
     lasting = {*idle_keys(base)} if base is not None else set()
 
@@ -187,7 +187,7 @@ def refuse_idle(config: RunConfig, base: RunConfig | None, changes: Sequence[str
 
 
 def idle_keys(config: RunConfig) -> list[str]:
-    """The keys of values that are not the defaults and have no effect, in this run of a configuration or in others."""
+    """Return the keys with values that are not defaults and have no effect, in this run or in others."""
     return [
         rule.key
         for rule in _rules(config)
@@ -196,7 +196,7 @@ def idle_keys(config: RunConfig) -> list[str]:
 
 
 def _is_chosen(config: RunConfig, key: str) -> bool:
-    """Whether a key was given a value that is neither its default nor null."""
+    """Return whether the value of a key is neither its default nor null."""
     path, _, name = key.rpartition(".")
     section = value_at(config, path)
     if not isinstance(section, Section) or name not in section.model_fields_set:

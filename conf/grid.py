@@ -1,4 +1,4 @@
-"""A grid file: which settings of a configuration are varied, and how."""
+"""A grid file, which says how the settings of a configuration are varied."""
 
 import itertools
 import json
@@ -33,25 +33,25 @@ class Cell:
 
     @property
     def settings(self) -> list[str]:
-        """The same overrides as texts for `--set`; JSON is YAML."""
+        """The overrides as texts for `--set`; JSON is valid YAML."""
         return [f"{key}={json.dumps(value)}" for key, value in self.values.items()]
 
     @property
     def text(self) -> str:
-        """The cell in one line, for people."""
+        """The cell in one line, for readers."""
         return ", ".join(f"{key}={_plain(value)}" for key, value in self.values.items()) or "no settings"
 
 
 def read_grid(path: Path) -> list[Cell]:
-    """Return the cells of a grid file, in its order.
+    """Return the cells of a grid file, in the file's order.
 
-    The file holds one block or a list of blocks. Each has any of `set` (settings of all its cells), `product` (a list
-    of values for each key: every combination is a cell) and `cells` (a list of settings: each is a cell, or with a
-    product each is combined with every combination).
+    The file holds one block or a list of blocks. A block has any of these keys: `set` (settings of all its cells);
+    `product` (a list of values for each key: every combination is a cell); `cells` (a list of settings: each is a cell,
+    and with a product each is combined with every combination).
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is not YAML or not of this form; names the file and the place.
+        ValueError: The file is not YAML or not of this form; the message names the file and the place in it.
     """
     try:
         text = path.read_text()
@@ -128,7 +128,7 @@ def _refuse_two_places(where: str, values: Mapping[str, Any]) -> None:
 
 
 def section_with(values: Mapping[str, Any], key: str) -> str | None:
-    """Return the key of a section among `values` that says the value of `key` too; None if there is none.
+    """Return the key of a section among `values` that also sets `key`; None: there is none.
 
     Args:
         values: Values by key, such as `{"optimizer": {"name": "sgd", "momentum": 0.9}}`.

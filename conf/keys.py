@@ -1,4 +1,4 @@
-"""The keys that the configuration has, and which of them a chosen codec, archive, optimizer or network has."""
+"""The keys of the configuration, and those of a chosen codec, archive, optimizer or network."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,20 +22,20 @@ class Choice:
     members: dict[str, type[Section]]
     """Section of every value of the tag."""
     default: str | None
-    """Value of the tag where none is given; None: one must be given."""
+    """Default of the tag; None: the user must give one."""
 
     @property
     def is_union(self) -> bool:
-        """Whether pydantic tells the member apart, and so names it in the places of its errors."""
+        """Whether pydantic distinguishes the members, and therefore names the member in the locations of its errors."""
         return len(set(self.members.values())) > 1
 
 
 def choice_of(field: FieldInfo) -> Choice | None:
-    """The choice that a key is, if it is one."""
+    """Return the choice at a key; None: the key is no choice."""
     sections = list(_sections(field.annotation))
     for tag in TAGS:
         values = [_literals(section, tag) for section in sections]
-        # One section with several names is no choice: all of them have the same keys.
+        # One section with several names is no choice: all names have the same keys.
         if not all(values) or not values or (len(values) == 1 and len(values[0]) > 1):
             continue
         members = {value: section for section, names in zip(sections, values, strict=True) for value in names}
@@ -45,7 +45,7 @@ def choice_of(field: FieldInfo) -> Choice | None:
 
 
 def section_of(field: FieldInfo, value: object) -> type[Section] | None:
-    """The section that a key is, as its value chooses it; None for a plain value, or where nothing valid is chosen."""
+    """Return the section that the value of a key chooses; None: a plain value, or an invalid choice."""
     choice = choice_of(field)
     if choice is None:
         return next(_sections(field.annotation), None)
@@ -54,7 +54,7 @@ def section_of(field: FieldInfo, value: object) -> type[Section] | None:
 
 
 def find(path: list[str], values: Mapping[str, Any]) -> FieldInfo | None:
-    """The key at a path, or None where the sections that `values` choose have no such key."""
+    """Return the key at a path; None: the sections that `values` choose have no such key."""
     section: type[Section] | None = RunConfig
     field = None
     for key in path:
@@ -68,9 +68,9 @@ def find(path: list[str], values: Mapping[str, Any]) -> FieldInfo | None:
 
 
 def nested(settings: Mapping[str, str]) -> dict[str, Any]:
-    """The settings that a run tells by key, as `find` takes them: a mapping per section.
+    """Return the settings that a run records by key in the form that `find` takes: a mapping per section.
 
-    A key within another one, which is a value, is left out: a resumed run may have replaced a section by null.
+    If a key is recorded as a value, keys within it are left out: a resumed run may have replaced a section by null.
     """
     values: dict[str, Any] = {}
     for key, value in settings.items():
@@ -86,12 +86,12 @@ def nested(settings: Mapping[str, str]) -> dict[str, Any]:
 
 
 def paths() -> list[str]:
-    """Every key that some configuration may have, as `section.key`."""
+    """Return every key that a configuration may have, as `section.key`."""
     return sorted(set(_paths(RunConfig, "")))
 
 
 def without_tag(key: str) -> str:
-    """The key of the section that a key chooses, such as `optimizer` for `optimizer.name`; else the key itself."""
+    """Return the key of the section that a key chooses (`optimizer` for `optimizer.name`), or the key itself."""
     section, _, tag = key.rpartition(".")
     choice = choices().get(section)
     return section if choice is not None and choice.tag == tag else key
@@ -99,7 +99,7 @@ def without_tag(key: str) -> str:
 
 @cache
 def choices() -> dict[str, Choice]:
-    """Every choice by its path."""
+    """Return every choice by its path."""
     found = {path: choice_of(field) for path in paths() if (field := find(path.split("."), {})) is not None}
     return {path: choice for path, choice in found.items() if choice is not None}
 
@@ -112,7 +112,7 @@ def _paths(section: type[Section], prefix: str) -> Iterator[str]:
 
 
 def _sections(annotation: Any) -> Iterator[type[Section]]:
-    """The sections in an annotation; those inside lists and mappings are values."""
+    """Return the sections in an annotation; sections inside lists and mappings are values."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         yield annotation
     elif get_origin(annotation) not in (list, dict):

@@ -1,4 +1,4 @@
-"""From a YAML file, `section.key=value` settings and sections of values to a validated `RunConfig`."""
+"""Loading of a validated `RunConfig` from a YAML file, `section.key=value` settings and sections of values."""
 
 from collections.abc import Sequence
 from importlib.resources import files
@@ -12,20 +12,20 @@ from conf.schema import RunConfig
 
 
 def shipped_names() -> list[str]:
-    """Names of the configurations that come with the package."""
+    """Return the names of the configurations that come with the package."""
     return sorted(p.name.removesuffix(".yaml") for p in files("conf").iterdir() if p.name.endswith(".yaml"))
 
 
 def shipped_text(name: str) -> str:
-    """The YAML of a shipped configuration."""
+    """Return the YAML of a shipped configuration."""
     return files("conf").joinpath(f"{name}.yaml").read_text()
 
 
 def load(name_or_path: str | None, settings: Sequence[str] = (), **sections: Any) -> RunConfig:
     """Read a shipped configuration or a YAML file, apply changes, validate.
 
-    A setting that chooses a codec, archive, optimizer or network (`optimizer=sgd`, or `optimizer.name=sgd`) replaces
-    the file's section, unless the file has the same one; settings of its keys may come before or after it.
+    A setting that chooses another codec, archive, optimizer or network than the file (`optimizer=sgd`, or
+    `optimizer.name=sgd`) replaces the file's section. Settings of its keys may come before or after it.
 
     Args:
         name_or_path: A name from `shipped_names()`, or the path of a YAML file; None: the defaults alone.
@@ -33,9 +33,9 @@ def load(name_or_path: str | None, settings: Sequence[str] = (), **sections: Any
         sections: Changes by section, as Python's values: `training={"epochs": 3}`. They come after `settings`.
 
     Raises:
-        FileNotFoundError: Neither a shipped name nor a file.
-        ValueError: Not YAML, a setting of another form, a key that is unknown, missing, of the wrong type or out of
-            range, or one that has no effect; each problem is a line.
+        FileNotFoundError: The argument is neither a shipped name nor a file.
+        ValueError: The file is not YAML, or a setting has another form. Or a key is unknown, missing, of the wrong
+            type, out of range or without effect. Each problem is a line.
     """
     config = resolve(name_or_path, settings, **sections)
     refuse_idle(config, base_of(name_or_path), [*keys_of(settings), *keys_in(sections)], _where(name_or_path))
@@ -43,7 +43,7 @@ def load(name_or_path: str | None, settings: Sequence[str] = (), **sections: Any
 
 
 def resolve(name_or_path: str | None, settings: Sequence[str] = (), **sections: Any) -> RunConfig:
-    """Do what `load` does, but accept settings without effect: those of a run that was recorded, or of a grid."""
+    """Load as `load` does, but accept settings without effect: those of a recorded run or of a grid."""
     values = {} if name_or_path is None else _read(name_or_path)
     return validated(changed(values, settings, sections), _where(name_or_path))
 
@@ -57,7 +57,7 @@ def override(config: RunConfig, *settings: str, **sections: Any) -> RunConfig:
         sections: Changes by section, as Python's values: `override(config, training={"epochs": 3})`.
 
     Raises:
-        ValueError: A key is unknown, of the wrong type or out of range, or has no effect, or the whole does not fit
+        ValueError: A key is unknown, of the wrong type, out of range or without effect, or the sections do not fit
             together.
     """
     made = validated(changed(given(config), settings, sections), "override: ")
@@ -66,7 +66,7 @@ def override(config: RunConfig, *settings: str, **sections: Any) -> RunConfig:
 
 
 def base_of(name_or_path: str | None) -> RunConfig | None:
-    """What a configuration or file says alone; None where it is not complete without further settings."""
+    """Return a configuration or file without further settings; None: it is incomplete without them."""
     try:
         return resolve(name_or_path)
     except ValueError:
@@ -74,7 +74,7 @@ def base_of(name_or_path: str | None) -> RunConfig | None:
 
 
 def keys_of(settings: Sequence[str]) -> list[str]:
-    """The keys that settings name."""
+    """Return the keys that settings name."""
     return [setting.partition("=")[0] for setting in settings]
 
 

@@ -1,4 +1,4 @@
-"""How values are written as text: YAML 1.1 as PyYAML has it, but with the numbers of YAML 1.2, and dates are texts."""
+"""The text form of values: PyYAML's YAML 1.1, but with the numbers of YAML 1.2, and with dates as texts."""
 
 import re
 from typing import Any
@@ -7,7 +7,7 @@ import yaml
 from yaml.composer import ComposerError
 
 _INT, _FLOAT, _DATE = (f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp"))
-# Of YAML 1.1 these were numbers too: 010 (octal: 8), 1:30 (base 60: 90) and 1_000. And 1e-4 was none.
+# In YAML 1.1 these are numbers too: 010 (octal: 8), 1:30 (base 60: 90) and 1_000. But 1e-4 is a text.
 _NUMBERS = {
     _INT: re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"),
     _FLOAT: re.compile(
@@ -30,12 +30,12 @@ _WITHOUT_DATES = {
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads; no key is there twice."""
+    """A loader that refuses a key that occurs twice."""
 
     yaml_implicit_resolvers = _WITHOUT_DATES
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Compose a mapping; here, because what `<<` merges may have the same keys."""
+        """Compose a mapping. Keys are checked here, before merging, because `<<` may merge the same keys."""
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen = set[str]()
         for key, _ in node.value:
@@ -47,13 +47,13 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        """The number that a text is."""
+        """Return the number that a text stands for."""
         text = str(self.construct_scalar(node))
         return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes, with quotes around a text that `_Loader` would take for a number."""
+    """A dumper that quotes a text if `_Loader` would read it as a number."""
 
     yaml_implicit_resolvers = _RESOLVERS
 
@@ -65,7 +65,7 @@ def parse(text: str, where: str) -> Any:
     """Parse YAML.
 
     Raises:
-        ValueError: It is none; says where.
+        ValueError: The text is not YAML; the message says where.
     """
     try:
         return yaml.load(text, Loader=_Loader)
@@ -82,6 +82,6 @@ def text_of(values: Any, **options: Any) -> str:
 
     Args:
         values: Plain values.
-        options: Options of `yaml.dump`: how the text looks.
+        options: Options of `yaml.dump` for the layout.
     """
     return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, **options))

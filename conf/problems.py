@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, a line for each problem: the key, its value, what is expected."""
+"""The problems of a configuration, a line for each: the key, its value and what is expected."""
 
 import difflib
 import re
@@ -13,7 +13,7 @@ from conf.sections.section import Section
 
 
 def describe(problem: ErrorDetails, values: Mapping[str, Any]) -> str:
-    """One of pydantic's problems as a line."""
+    """Return one of pydantic's problems as a line."""
     path = [str(part) for part in _path(problem["loc"], values)]
     return _missing(path, values) if problem["type"] == "missing" else _line(problem, values)
 
@@ -38,7 +38,7 @@ def _line(problem: ErrorDetails, values: Mapping[str, Any]) -> str:
 
 
 def unknown_key(path: list[str], values: Mapping[str, Any]) -> str:
-    """What to say of a key that the configuration does not have, or not as its sections are chosen."""
+    """Return the message for a key that the configuration, or the chosen section, does not have."""
     known = len(path) - 1
     while known and find(path[:known], values) is None:
         known -= 1
@@ -71,12 +71,12 @@ def unknown_key(path: list[str], values: Mapping[str, Any]) -> str:
 
 
 def _hint(key: str, known: list[str], path: list[str]) -> str:
-    """A key that may be meant, else all that there are."""
+    """Return a similar key as a suggestion, else all existing keys."""
     close = difflib.get_close_matches(key, known, n=1)
     if close:
         return f" (did you mean {close[0]}?)"
     if len(path) == 1:
-        # A key without its section.
+        # The user left out the section.
         full = {name.rpartition(".")[2]: name for name in reversed(paths()) if "." in name}
         close = difflib.get_close_matches(key, full, n=1)
         if close:
@@ -107,7 +107,7 @@ def _no_such_member(path: list[str], value: object) -> str:
 
 
 def _expected_keys(path: list[str | int], values: Mapping[str, Any]) -> str:
-    """What a section, or an element of a list, consists of."""
+    """Describe the keys of a section or of a list's elements."""
     if path and isinstance(path[-1], int):
         field = find([str(part) for part in path[:-1]], values)
         element = getattr(field.annotation, "__args__", [None])[0] if field is not None else None
@@ -122,7 +122,7 @@ def _expected_keys(path: list[str | int], values: Mapping[str, Any]) -> str:
 
 
 def _path(location: tuple[str | int, ...], values: Mapping[str, Any]) -> list[str | int]:
-    """The keys on the way to a problem; pydantic also names the chosen member of each union."""
+    """Return the keys on the path to a problem; pydantic's path also has the chosen member of each union."""
     path: list[str | int] = []
     skip = False
     for part in location:

@@ -1,4 +1,4 @@
-"""Typed configuration: one frozen section per concern, each in a file of its own, and what they mean together."""
+"""Typed configuration: one frozen section per concern, each in its own file, and checks across sections."""
 
 from pydantic import model_validator
 
@@ -22,7 +22,7 @@ from conf.sections.warm_start import WarmStartConfig
 
 
 class RunConfig(Section):
-    """Everything one run depends on."""
+    """All settings of one run."""
 
     archive: ArchiveConfig | None = None
     """The raw archive; only `prepare` needs it."""
@@ -157,11 +157,11 @@ class RunConfig(Section):
         return training.global_batch_size or product
 
     def copies(self, workers: int) -> int:
-        """Number of copies of the model that so many workers train, each on samples of its own."""
+        """Return the number of model copies that these workers train, each on its own samples."""
         return workers // self.training.mode.declaration.ranks_per_copy
 
     def with_synchronous_mode(self) -> "RunConfig":
-        """The same global batch where every worker trains the whole network in lock step, for what trains so only."""
+        """Return the same global batch in the mode `synchronous`, for jobs that train in no other mode."""
         training = {
             "mode": SynchronousConfig(),
             "accumulation_steps": 1,
@@ -170,7 +170,7 @@ class RunConfig(Section):
         return self.model_copy(update={"training": self.training.model_copy(update=training)})
 
     def accumulation_steps(self, workers: int) -> int | None:
-        """Micro-batches per optimizer step of each copy of the model; None if so many workers cannot divide it all."""
+        """Return each copy's micro-batches per optimizer step; None: these workers cannot divide the batch."""
         copies, left = divmod(workers, self.training.mode.declaration.ranks_per_copy)
         if not copies or left:
             return None
@@ -178,10 +178,10 @@ class RunConfig(Section):
         return None if left else steps
 
     def smaller_sizes(self) -> list[int]:
-        """Smaller numbers of workers that make up the global batch by accumulation, in batches of the same size.
+        """Return the smaller numbers of workers that reach the global batch by accumulation, with the same batch size.
 
-        Batch norm over groups of ranks keeps its groups; that over all ranks has fewer samples then. Where steps do not
-        wait for some workers, there must be others.
+        Batch norm over groups of ranks keeps its groups; batch norm over all ranks then has fewer samples. If steps do
+        not wait for some workers, other workers must remain.
         """
         sizes = range(self.training.mode.declaration.unawaited_workers + 1, self.launch.num_workers)
         span = self.model.batch_norm_span

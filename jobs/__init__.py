@@ -1,4 +1,4 @@
-"""The commands. Importing them finds out whether another folder hides a package of Groundswell with the same name."""
+"""The commands. Their import checks that no other folder hides a package of Groundswell."""
 
 from groundswell import check_packages
 

@@ -24,16 +24,16 @@ _CHECKSUMS: dict[Verify, str] = {
 
 @dataclass(frozen=True)
 class Reading:
-    """What was measured in one epoch."""
+    """The measurements of one epoch."""
 
     rows: int
     seconds: float
     waited: float
-    """Seconds in which the consumer had nothing to do."""
+    """Seconds in which the consumer waited for rows."""
     row_bytes: int
 
     def __str__(self) -> str:
-        """A line for people."""
+        """Return the measurements as a line."""
         rate = self.rows / self.seconds
         return (
             f"{rate:,.0f} rows/s, {rate * self.row_bytes / 1e6:,.0f} MB/s, waited {self.waited / self.seconds:.1%} of "
@@ -44,14 +44,14 @@ class Reading:
 def read_epoch(
     reader: SplitReader, pool: BufferPool, *, epoch: int, batch_size: int, rows_per_second: float | None = None
 ) -> Reading:
-    """Read one shuffled epoch as training does, at full speed or as fast as a training step would take the rows.
+    """Read one shuffled epoch as training does, at full speed or at the speed of a training step.
 
     Args:
         reader: The split.
-        pool: Memory, used again from epoch to epoch.
-        epoch: Another one has another order.
+        pool: Memory that every epoch reuses.
+        epoch: Number of the epoch, which decides the order.
         batch_size: Rows of a batch.
-        rows_per_second: What the consumer takes; None: whatever comes.
+        rows_per_second: Speed of the consumer; None: no limit.
     """
     pause = batch_size / rows_per_second if rows_per_second else 0.0
     batches = training_batches(reader, seed=0, epoch=epoch, global_batch_size=batch_size, pool=pool)
@@ -71,7 +71,7 @@ def read_epoch(
 
 
 def drop_from_memory(folder: Path) -> None:
-    """Make the operating system forget the files of a folder, which the next epoch then reads from disk."""
+    """Remove the files of a folder from the operating system's cache, so that the next epoch reads from disk."""
     for path in sorted(folder.iterdir()):
         descriptor = os.open(path, os.O_RDONLY)
         try:

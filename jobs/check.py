@@ -1,4 +1,4 @@
-"""`groundswell check`: everything about a training that can be known without training."""
+"""`groundswell check`: checks everything about a training that needs no training step."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -28,14 +28,14 @@ _NAME_WIDTH = 15
 
 
 class Checklist:
-    """Runs checks one after the other; a problem does not keep the next from being looked at."""
+    """Runs checks one after the other; a problem does not stop the next check."""
 
     def __init__(self) -> None:
-        """Nothing is checked yet."""
+        """Start without results."""
         self._codes: list[int] = []
 
     def run(self, name: str, check: Callable[[], str]) -> None:
-        """Print a line: `ok` with what the check says, or `problem` with its error."""
+        """Print a line: `ok` with the text of the check, or `problem` with its error."""
         try:
             say(f"ok       {name:<{_NAME_WIDTH}}{check()}")
         except Exception as error:
@@ -43,11 +43,11 @@ class Checklist:
             say(f"problem  {name:<{_NAME_WIDTH}}{message_of(error)}")
 
     def finish(self) -> None:
-        """Raise an error where there were problems.
+        """Raise an error if there were problems.
 
         Raises:
-            ValueError: One of them is the user's to correct.
-            RuntimeError: All of them are the infrastructure's.
+            ValueError: The user must correct at least one problem.
+            RuntimeError: The infrastructure caused all problems.
         """
         if self._codes:
             text = f"{len(self._codes)} problem{'s' * (len(self._codes) > 1)}, see above"
@@ -71,7 +71,7 @@ def check_training(config: RunConfig, checklist: Checklist) -> None:
 
 
 def _with_run_to_resume(config: RunConfig, checklist: Checklist) -> RunConfig:
-    """The configuration with the run that `latest` means; with none where there is none, which is a problem."""
+    """Return the configuration with the run that `latest` means; a missing run is a problem."""
     found = config.model_copy(update={"training": config.training.model_copy(update={"resume_run": None})})
 
     def look() -> str:
@@ -84,11 +84,11 @@ def _with_run_to_resume(config: RunConfig, checklist: Checklist) -> RunConfig:
 
 
 def check_rows(dataset: str) -> str:
-    """Read every row of a dataset; says how many there are.
+    """Read every row of a dataset; return a text with their number.
 
     Raises:
-        FileNotFoundError: There is no dataset.
-        ValueError: It is damaged; a line for each damaged shard.
+        FileNotFoundError: The dataset does not exist.
+        ValueError: The dataset is damaged; the message has a line for each damaged shard.
     """
     with closing(CheckDisplay()) as display:
         found = verify_dataset(absolute_location(dataset), progress=display)
@@ -132,7 +132,7 @@ def _check_cluster(config: RunConfig) -> str:
 
 
 def _look_around(spark: SparkSession, config: RunConfig) -> Sequence[Site]:
-    """Start every rank, which passes the launcher's own checks, and let it look at what it needs."""
+    """Start every rank, which runs the launcher's own checks, and let each rank check its environment."""
     runner = barrier_runner(spark, config.launch, description="groundswell check", log_to_driver="none")
     sites: list[Site] = runner.run_all(entry.look, config)
     problems = [f"rank {rank} on {site.host}: {text}" for rank, site in enumerate(sites) for text in site.problems]

@@ -41,11 +41,11 @@ def collect(
     saved: Sequence[Path] = (),
     results: Sequence[Path] = (),
 ) -> list[ComparedRun]:
-    """Read trainings from MLflow and from files; one that is in several of them counts once.
+    """Read trainings from MLflow and from files; a training that occurs several times counts once.
 
     Raises:
-        FileNotFoundError: A file is not there.
-        ValueError: There is no such experiment, no training fits, or a file is none of ours.
+        FileNotFoundError: A file does not exist.
+        ValueError: The experiment does not exist, no training fits, or a file is not one of ours.
         TrackingError: MLflow does not answer.
     """
     runs: dict[str, ComparedRun] = {}
@@ -67,23 +67,23 @@ class Comparison:
 
     runs: Sequence[ComparedRun]
     parts: Sequence[Part]
-    """The groups, by dataset: those of different datasets cannot be compared."""
+    """The groups, by dataset: groups of different datasets cannot be compared."""
     metric: str
-    """What they are compared by."""
+    """The metric of the comparison."""
     targets: Sequence[float | None]
-    """Value of the metric to come to, for each part; None: there is none."""
+    """Target value of the metric, for each part; None: no target."""
     title: str
     left_out: Sequence[str] = ()
-    """Sentences about trainings that are not among them."""
+    """Sentences about trainings that are not compared."""
 
     @property
     def notes(self) -> list[str]:
-        """What a reader must know before the figures; each is a sentence."""
+        """Notes that a reader needs before the figures, one sentence each."""
         return [*self.left_out, *notes_of(self.parts, self.metric)]
 
     @property
     def table(self) -> "pandas.DataFrame":
-        """A row per group of trainings that differ in nothing but their seed."""
+        """A row per group of trainings that differ only in their seed."""
         return table_of(self.parts, self.metric, self.targets)
 
     def plot(self) -> "Figure":
@@ -92,7 +92,7 @@ class Comparison:
 
     @property
     def page(self) -> str:
-        """The report as HTML, which needs no other file."""
+        """The report as one HTML page, which needs no other file."""
         return comparison_page(self.parts, self.runs, self.metric, self.targets, self.title, self.notes)
 
     def write(self, folder: str | Path) -> None:
@@ -100,7 +100,7 @@ class Comparison:
 
         Raises:
             ValueError: The folder, which may be new, cannot be written, is misspelt (`locations.local_path`) or is in a
-                dataset; or it has a file of such a name that is none of ours.
+                dataset; or a file of this name in it is not one of ours.
         """
         folder = local_path(folder, "the folder of the report")
         check_outputs(f"the folder of the report {folder}", _files_in(folder))
@@ -122,17 +122,17 @@ def comparison_of(
     target: float | None = None,
     left_out: Sequence[str] = (),
 ) -> Comparison:
-    """Sort trainings into groups, and choose what they are compared by.
+    """Sort trainings into groups, and choose the metric of the comparison.
 
     Args:
         runs: The trainings.
-        title: Names the experiments and files.
-        metric: What to compare by; None: the first one of top-1, micro F1 and loss that is recorded.
-        target: Value of the metric to come to; None: nearly the best one of each dataset.
-        left_out: Sentences about trainings that are not among them.
+        title: Title with the names of experiments and files.
+        metric: Metric of the comparison; None: the first recorded one of top-1, micro F1 and loss.
+        target: Target value of the metric; None: nearly the best value of each dataset.
+        left_out: Sentences about trainings that are not compared.
 
     Raises:
-        ValueError: No training has the metric.
+        ValueError: The metric is missing in all trainings.
     """
     chosen = chosen_metric(runs, metric)
     parts = parts_of(runs, chosen)
@@ -149,19 +149,20 @@ def compare(
     metric: str | None = None,
     target: float | None = None,
 ) -> Comparison:
-    """Compare trainings of MLflow, and of files that `groundswell grid` or `compare --save` wrote.
+    """Compare trainings from MLflow, and from files of `groundswell grid` or `compare --save`.
 
     Args:
         experiments: Names of MLflow experiments.
         filter_text: MLflow's filter of their runs; empty: all.
-        children: Whether runs with a parent, such as the cells of a grid, are among them.
+        children: Whether runs with a parent, such as the cells of a grid, are included.
         saved: Files of `compare --save`.
         results: Files of `groundswell grid`.
         metric: The same as in `comparison_of`.
         target: The same as in `comparison_of`.
 
     Raises:
-        FileNotFoundError, ValueError, TrackingError: As `collect`; or nothing is named, or no training has the metric.
+        FileNotFoundError, ValueError, TrackingError: As `collect`; or no source is named, or no training has the
+            metric.
     """
     if not (experiments or saved or results):
         raise ValueError("nothing to compare: name an experiment, or files by results or saved")
@@ -175,7 +176,7 @@ def compare(
 
 
 def _unread_cells(results: Path) -> list[str]:
-    """Name the cells of a grid whose trainings are not in its results file."""
+    """Return sentences about the cells of a grid whose trainings are missing in its results file."""
     cells = cells_of(read_lines(results)).values()
     unread = [line for line in cells if line.is_done and line.run is None]
     if not unread:
@@ -187,13 +188,13 @@ def _unread_cells(results: Path) -> list[str]:
 
 
 def _files_in(folder: Path) -> dict[Path, bytes]:
-    """The files that are written, and the mark of earlier ones."""
+    """Return the files that are written, each with the mark of an earlier file."""
     table, runs, page = (folder / name for name in ("table.csv", "runs.csv", "report.html"))
     return {table: CSV_MARK, runs: CSV_MARK, page: PAGE_MARK}
 
 
 def lines_of(compared: Comparison) -> list[str]:
-    """Return what the terminal shows: score, time and bytes of each group."""
+    """Return the text for the terminal: score, time and bytes of each group."""
     lines, parts = compared.notes, compared.parts
     for part in parts:
         lines += ["", f"dataset {part.archive} {part.dataset[:12]}".rstrip()] if len(parts) > 1 else []

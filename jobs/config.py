@@ -8,5 +8,5 @@ from jobs.shell.result import Result
 
 
 def main(arguments: argparse.Namespace, result: Result) -> None:
-    """Print what the command line resolves to."""
+    """Print the configuration of the command line."""
     say(to_yaml(read_config(arguments), comments=arguments.comments).rstrip())

@@ -31,7 +31,7 @@ _TRAIN, _VALIDATION, _TEST = 256, 64, 96
 
 @dataclass(frozen=True)
 class DemoResult:
-    """Results that the closing table shows."""
+    """The results for the closing table."""
 
     trained: TrainedRun
     test: Evaluation
@@ -44,7 +44,7 @@ def demo(config: RunConfig, generate: Path | None, result: Result) -> DemoResult
 
     Args:
         config: Configuration of all jobs.
-        generate: Folder in which an archive is generated unless it exists; None where the archive is the user's own.
+        generate: Folder in which an archive is generated unless it exists; None: the user names an archive.
         result: Filled in while the jobs run.
     """
     started = time.perf_counter()
@@ -71,7 +71,7 @@ def demo(config: RunConfig, generate: Path | None, result: Result) -> DemoResult
 
 
 class _Steps:
-    """Numbers the demo's steps."""
+    """Prints the numbers of the demo's steps."""
 
     def __init__(self, total: int) -> None:
         self._done, self._total = 0, total
@@ -82,14 +82,14 @@ class _Steps:
 
 
 def baseline_f1(manifest: Manifest, split: str) -> float:
-    """Micro F1 on `split` of always predicting the training split's best set of frequent classes."""
+    """Return the micro F1 on `split` if the training split's best set of frequent classes is always predicted."""
     training, scored = manifest.splits["train"], manifest.splits[split]
     chosen = frequent_classes(np.array(training.class_counts), training.rows)
     return f1_micro(constant_counts(chosen, np.array(scored.class_counts), scored.rows))
 
 
 def table(config: RunConfig, result: DemoResult) -> list[str]:
-    """Give the lines of the closing table."""
+    """Return the lines of the closing table."""
     lines = ["", "epoch    loss  val loss  F1 micro  F1 macro     mAP  images/s"]
     for number, row in enumerate(result.trained.summary.history, 1):
         lines.append(
@@ -113,7 +113,7 @@ def table(config: RunConfig, result: DemoResult) -> list[str]:
 
 
 def learnt(result: DemoResult) -> bool:
-    """Whether the last epoch is better than the first one, and the test score better than the baseline's."""
+    """Return whether the last epoch is better than the first one, and the test score better than the baseline's."""
     history = result.trained.summary.history
     return (len(history) == 1 or history[-1]["val/f1_micro"] > history[0]["val/f1_micro"]) and result.test.metrics[
         "f1_micro"
@@ -131,10 +131,10 @@ def _generate(root: Path) -> None:
 
 
 def demo_folder(archive: str | None) -> Path:
-    """Folder of the demo: `demo` for the generated archive, `demo-<name>` for the user's own.
+    """Return the folder of the demo: `demo` for the generated archive, `demo-<name>` for the user's own.
 
     Raises:
-        ValueError: The archive's place is misspelt (`locations.absolute_location`).
+        ValueError: The archive's location is misspelt (`locations.absolute_location`).
     """
     if archive is None:
         return Path("demo")

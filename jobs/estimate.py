@@ -26,10 +26,10 @@ _DENSE = "none"
 
 @dataclass(frozen=True)
 class Hosts:
-    """Where the workers are, as the command line says."""
+    """The hosts of the workers and their links, from the command line."""
 
     link: Link | None
-    """Between hosts; None: the one on which the recorded trainings ran."""
+    """The link between hosts; None: the link of the recorded trainings."""
     local_link: Link | None
     workers_per_host: int
 
@@ -55,7 +55,7 @@ def collect(file: Path | None, run_ids: Sequence[str]) -> Measurements:
     if not run_ids:
         assert measured is not None
         return measured
-    # MLflow takes seconds to import, and a file needs none of it.
+    # MLflow takes seconds to import, and a file does not need it.
     from pipelines.tracking.store.recorded import recorded_training
 
     recorded = measurements_of([recorded_training(run, groups=(), metrics=CURVES) for run in run_ids])
@@ -63,7 +63,7 @@ def collect(file: Path | None, run_ids: Sequence[str]) -> Measurements:
 
 
 def notes_of(measurements: Measurements, rows: Sequence[Row], *, intervals: bool) -> list[str]:
-    """Return what a reader of the predictions has to know."""
+    """Return the notes that a reader of the predictions needs."""
     low, high = (f(point.batch_size for point in measurements.compute) for f in (min, max))
     outside = sorted({row.batch_size for row in rows if not low <= row.batch_size <= high})
     notes = ["predicted by a model, not measured; the model's own errors: tests/benchmarks/RESULTS.md"]
@@ -132,7 +132,7 @@ def _fastest_line(
     best = fastest(parameters, network, scaling, batch, workers, chosen, bucket)
     assert best is not None, "there is a row of as many workers"
     size = "null" if best.bucket_mib is None else f"{best.bucket_mib:g}"
-    # A recorded training does not tell when each of its gradients was ready: all of them are one bucket.
+    # A recorded training does not say when each gradient was ready: all gradients are one bucket.
     knows_buckets = len(parameters.worker.gradients) > 1
     settings = f"exchange.codec={best.codec}" + f" exchange.bucket_mib={size}" * knows_buckets
     unknown = "" if knows_buckets else "; --measurements tells which size of buckets too"

@@ -45,23 +45,23 @@ _log = logging.getLogger(__name__)
 
 
 def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluation:
-    """Measure a model on a split, and record the result in a child run of the run that made it, and in that run.
+    """Measure a model on a split, and record the result in the model's run and in a child run of it.
 
-    The model is sent to Spark's executors, which need not reach MLflow: its store may be a file of this machine.
-    They read the dataset, which must be on storage that they see.
+    The model is sent to Spark's executors, which do not need access to MLflow: its store may be a file on this machine.
+    The executors read the dataset, which must be on storage that they can access.
 
     Args:
         config: Dataset, reader, batch size, own metrics, thresholds.
         model_uri: A model's address, in one of the spellings that `tracking.served.find_model` takes, or the file
             that `train --result` wrote.
-        split: Split of the dataset, or several with commas between them, which are a slice each.
+        split: Split of the dataset, or several with commas between them; each split is a slice.
 
     Raises:
-        FileNotFoundError: No such dataset, or a shard is missing.
-        ValueError: No such model or split, a damaged shard, the model does not fit the dataset, a metric by import
-            path does not fit, or `evaluate.report` cannot be written.
-        RuntimeError: The storage cannot be used, or Spark gave up, or the disk did not take the report.
-        TrackingError: The store did not take the scores; they are in the message.
+        FileNotFoundError: The dataset does not exist, or a shard is missing.
+        ValueError: The model or the split does not exist, a shard is damaged, or the model or a metric by import path
+            does not fit the dataset. Or `evaluate.report` cannot be written.
+        RuntimeError: The storage cannot be used, Spark gave up, or writing the report failed.
+        TrackingError: The store did not accept the scores; they are in the message.
     """
     config, model_uri = with_absolute_paths(config), model_uri_of(model_uri)
     dataset, settings = Folder.at(config.dataset.path), reader_settings(config.reader)
@@ -97,9 +97,9 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
         validation=validation[0] if validation else None,
     )
     page = _page(config, measured, scores, splits, model, settings)
-    problem = _write_report(report, page)  # before the store: it may be away by now
+    problem = _write_report(report, page)  # before the store is used, which may be away by now
     run = _record(config, served, measured, name_of(splits), page, manifest)
-    # `score` predicts each image alone: thresholds for means are not its own.
+    # `score` predicts each image alone: thresholds for means do not suit it.
     if (
         measured.thresholds is not None
         and symmetries is None
@@ -118,7 +118,7 @@ def _check_report(report: Path) -> None:
         raise ValueError(f"evaluate.report={report}: there is no folder {report.parent}")
     if report.is_dir():
         raise ValueError(f"evaluate.report={report} is a folder: give the name of a file")
-    folder = report.resolve().parent  # a file is replaced, and a pipe or a terminal is written to
+    folder = report.resolve().parent  # a file is replaced; a pipe or a terminal is written directly
     is_replaced = report.is_file() or not report.exists()
     if (report.exists() and not os.access(report, os.W_OK)) or (is_replaced and not os.access(folder, os.W_OK)):
         raise ValueError(f"evaluate.report={report} cannot be written")
@@ -126,7 +126,7 @@ def _check_report(report: Path) -> None:
 
 
 def _write_report(report: str | None, page: str) -> str:
-    """Write the page where it is asked for; why it could not be, else empty."""
+    """Write the page to the requested file; return why this failed, or an empty text."""
     try:
         if report is not None:
             write_whole(Path(report), page.encode())
@@ -136,23 +136,23 @@ def _write_report(report: str | None, page: str) -> str:
 
 
 def splits_of(text: str) -> list[str]:
-    """Give the names of the splits in the order in which a source has them."""
+    """Return the names of the splits in the order of the source."""
     return sorted({name.strip() for name in text.split(",")})
 
 
 def name_of(splits: Sequence[str]) -> str:
-    """Give the group of the metrics of some splits."""
+    """Return the group of the metrics of some splits."""
     return "-".join(splits)
 
 
 def _group(config: RunConfig, name: str) -> str:
-    """Give the group of metrics, with the images over which probabilities are averaged."""
+    """Return the group of metrics, with the images over which probabilities are averaged."""
     symmetries = config.evaluate.test_time_augmentation
     return name if symmetries is None else f"{name}_{symmetries}"
 
 
 def _is_tuned(config: RunConfig, splits: Sequence[str], has_validation: bool) -> bool:
-    """Whether thresholds are tuned: on the validation split itself they would only flatter."""
+    """Return whether thresholds are tuned: on the validation split itself they would be too optimistic."""
     return config.evaluate.tune_thresholds and has_validation and VALIDATION_SPLIT not in splits
 
 
@@ -181,16 +181,16 @@ def _page(
 def _record(
     config: RunConfig, served: ServedModel, measured: Measured, split: str, page: str, manifest: Manifest
 ) -> TrackedRun:
-    """Write everything to a child run, and the scores to the run that made the model, where the store has it.
+    """Write all results to a child run, and the scores to the model's run if the store has it.
 
-    There, the scores of averaged weights have a group of their own, and those of the training split are left out, as
-    are those of another dataset, which would take the place of its own.
+    In the model's run, the scores of averaged weights have a separate group. Scores of the training split are left out.
+    Scores of another dataset are left out too, because they would replace those of the model's dataset.
 
     Returns:
         The child run.
 
     Raises:
-        TrackingError: The store does not take them; they are in the message.
+        TrackingError: The store does not accept the scores; they are in the message.
     """
     parent = TrackedRun(tracking_uri(), served.metadata.run_id or "")
     symmetries, facts = config.evaluate.test_time_augmentation, dataset_facts(config.dataset.path, manifest)
@@ -212,14 +212,14 @@ def _record(
             child = start_child_run(parent, name, parameters, tags, **about)
         else:
             child = start_run(chosen_experiment(config.tracking.experiment), name, parameters, tags, **about)
-    except (TrackingError, ValueError) as error:  # it is away, or its experiment was deleted meanwhile
+    except (TrackingError, ValueError) as error:  # the store is away, or its experiment was deleted
         raise _not_taken(measured, str(error)) from None
     step, own = served.metadata.optimizer_steps, list(config.training.metrics)
     with ended(child):
         _write(child, measured, _group(config, split), own, step, page)
     if known and served.metadata.dataset_fingerprint != manifest.fingerprint:
         _log.warning("the training had another dataset than this one: the scores are in run %s only", child.run_id)
-    elif known and split != TRAINING_SPLIT:  # whose curves the training has written itself
+    elif known and split != TRAINING_SPLIT:  # the training has written the curves of its own split
         weights = split if served.metadata.ema is None else f"{split}_ema"
         _write(parent, measured, _group(config, weights), own, step, None)
     return child
@@ -228,10 +228,10 @@ def _record(
 def _write(
     run: TrackedRun, measured: Measured, split: str, own_metrics: Sequence[str], step: int, page: str | None
 ) -> None:
-    """Write to one run; the scores stand at the optimizer steps that the model has seen.
+    """Write to one run; the step of the scores is the number of the model's optimizer steps.
 
     Raises:
-        TrackingError: The store does not take them; they are in the message.
+        TrackingError: The store does not accept the scores; they are in the message.
     """
     with tempfile.TemporaryDirectory() as folder:
         writer = RunWriter(run, Path(folder, "journal"), own_metrics=own_metrics)
@@ -267,7 +267,7 @@ def _reliability_rows(measured: Measured) -> list[dict[str, float]]:
 
 
 def per_class_lines(result: Evaluation) -> list[str]:
-    """Give the per-class table as lines of text, the most frequent class first."""
+    """Return the per-class table as lines of text, the most frequent class first."""
     lines = [f"{'class':<52} samples  precision  recall     F1     AP"]
     for row in sorted(result.per_class, key=lambda row: -row["support"]):
         lines.append(

@@ -20,7 +20,7 @@ from pipelines.training.driver.output import CHECKPOINTS, local_records
 def log_model_of(
     folder: Path, run: TrackedRun, checkpoint: AnyPath | None = None, checkpoints: AnyPath | None = None
 ) -> str:
-    """See `pipelines.training.driver.export.log_model_of`, which imports TensorFlow; it computes on the CPU here."""
+    """Run `pipelines.training.driver.export.log_model_of`, which imports TensorFlow, on the CPU."""
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # the driver's machine may train on its GPU
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     require("the model of a checkpoint", MODEL)
@@ -34,11 +34,11 @@ def export_model(place: AnyPath, checkpoint: AnyPath | None = None) -> str:
 
     Args:
         place: The run's folder, or its URL.
-        checkpoint: None: that of the best epoch where `training.selection` asks for it, else the newest.
+        checkpoint: Checkpoint; None: that of the best epoch if `training.selection` asks for it, else the newest.
 
     Raises:
-        ValueError, FileNotFoundError: There is no such run or checkpoint, or the store does not have the run.
-        TrackingError: The store did not take the model.
+        ValueError, FileNotFoundError: The run or the checkpoint does not exist, or the store does not have the run.
+        TrackingError: The store did not accept the model.
     """
     if not place.is_dir():
         raise ValueError(

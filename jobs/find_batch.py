@@ -24,7 +24,7 @@ def find_batch(config: RunConfig, at_most: int | None, result: Result) -> BatchS
 
     Args:
         config: Dataset, model, recipe and workers; its batch size is not used.
-        at_most: No larger batch is tried; None: up to each worker's share of the training split.
+        at_most: Largest batch to try; None: each worker's share of the training split.
         result: Filled in while the job runs.
     """
     is_tried = config.training.mode.declaration.is_tried_by_find_batch
@@ -61,9 +61,9 @@ def _line(trial: Trial, search: BatchSearch) -> str:
 
 
 def _with_smallest_batch(config: RunConfig) -> RunConfig:
-    """The configuration with the smallest batch, a constant rate and full images, so that nothing is refused for them.
+    """Return the configuration with the smallest batch, a constant rate and full images, which no check refuses.
 
-    It still accumulates.
+    The steps still accumulate.
     """
     size = batch_multiple(config.training)
     accumulates = config.training.global_batch_size is not None
@@ -86,7 +86,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     """Search as the command line says.
 
     Raises:
-        RuntimeError: Not even the smallest batch fits.
+        RuntimeError: Even the smallest batch does not fit.
     """
     config = read_config(arguments)
     search = find_batch(config, arguments.at_most, result)

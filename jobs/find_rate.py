@@ -33,7 +33,7 @@ from pipelines.training.setup.rates import peak_learning_rate
 
 _LINES = 15
 _BELOW_PEAK, _ABOVE_PEAK = 1e-3, 1e2
-"""The lowest and the highest rate, where none are given, as parts of the configured peak."""
+"""The default lowest and highest rate, as parts of the configured peak."""
 
 
 def find_rate(config: RunConfig, rates: Sequence[float], result: Result) -> RangeTest:
@@ -76,7 +76,7 @@ def find_rate(config: RunConfig, rates: Sequence[float], result: Result) -> Rang
 
 
 def table(points: Sequence[RatePoint], suggestion: Suggestion | None) -> list[str]:
-    """Return rate and losses at about every fifteenth of the test, and at its last steps, as lines of text."""
+    """Return the rate and the losses at every fifteenth of the test and at its last steps, as lines of text."""
     every = max(1, round(len(points) / _LINES))
     shown = {*range(0, len(points), every), len(points) - 1}
     if suggestion is not None:
@@ -96,12 +96,12 @@ def _notes(point: RatePoint, suggestion: Suggestion) -> list[str]:
 
 
 def conclusion(config: RunConfig, test: RangeTest, suggestion: Suggestion | None) -> list[str]:
-    """Say what the test suggests, and the setting for it."""
+    """Return the rate that the test suggests, and its setting, as lines of text."""
     ended = "the loss diverged" if test.diverged else "the loss did not diverge: a higher --high may show more"
     if suggestion is None:
         return [f"no suggestion: the smoothed loss never fell; {ended}. Give a lower --low, or more --steps"]
     if config.optimizer.learning_rate is None:
-        # The rate at 256 changes in proportion to the rate, whichever law scales it.
+        # The rate at 256 is proportional to the rate, whichever law scales it.
         key, per_256 = "learning_rate_per_256", config.optimizer.learning_rate_per_256
         assert per_256 is not None
         value = per_256 * suggestion.rate / peak_learning_rate(config)
@@ -124,7 +124,7 @@ def write_plot(test: RangeTest, suggestion: Suggestion | None, path: Path) -> No
 
 
 class _Display:
-    """Shows what rank 0 tells of the test."""
+    """Shows the events of rank 0 in the test."""
 
     def __init__(self) -> None:
         self._bar = Bar("step")
@@ -147,7 +147,7 @@ def _run_name(config: RunConfig) -> str:
 
 @contextmanager
 def _recorded(config: RunConfig, manifest: Manifest) -> Iterator[TrackedRun]:
-    """Make a run for the test, and end it as the block ends."""
+    """Create a run for the test, and end it with the status of the block."""
     tags = {
         "mlflow.source.name": "groundswell find-rate",
         "mlflow.source.type": "JOB",

@@ -1,4 +1,4 @@
-"""`groundswell grid`: trains a configuration at every cell of a grid, and continues where it was ended."""
+"""`groundswell grid`: trains a configuration at every cell of a grid; the same command continues a stopped grid."""
 
 import argparse
 import shlex
@@ -37,19 +37,19 @@ _LONGEST_ERROR = 300
 
 
 class Grid:
-    """The cells of a grid, which are trained one after the other in one Spark session."""
+    """Trains the cells of a grid one after the other in one Spark session."""
 
     def __init__(self, cells: Sequence[PlannedCell], results: ResultsFile, parent: TrackedRun) -> None:
-        """Take the cells, the file that knows which are done, and the run of which theirs are children."""
+        """Take the cells, the file that records the finished ones, and the parent run of the cells' runs."""
         self._cells, self._results, self._parent = cells, results, parent
         self.codes: set[int] = set()
         """Exit codes of the errors with which cells failed."""
 
     def train(self, spark: SparkSession) -> None:
-        """Train every cell that is not done. One that fails is recorded, and the next one begins.
+        """Train every cell that is not done. A failed cell is recorded, and the next one begins.
 
         Raises:
-            FileNotFoundError, ValueError: The dataset was removed or replaced meanwhile, or the experiment renamed.
+            FileNotFoundError, ValueError: The dataset was removed or replaced, or the experiment was renamed.
             RuntimeError: Spark's JVM has died.
         """
         waiting = open_cells(self._cells, self._results.cells)
@@ -62,8 +62,8 @@ class Grid:
             say(f"cell {planned.cell.number} {line.status} in {duration(line.seconds)}, {self._left(waiting[place:])}")
 
     def _result_of(self, spark: SparkSession, planned: PlannedCell) -> CellLine:
-        """Train one cell, or take what an earlier process has trained of it and did not write down."""
-        parent_of(self._results, planned.experiment)  # a grid takes days, in which the experiment may be renamed
+        """Train one cell, or take the result of an earlier process that did not record it."""
+        parent_of(self._results, planned.experiment)  # the experiment may be renamed during a grid of several days
         found = runs_with_tag(planned.experiment, CELL_TAG, planned.digest)
         done = ended_run(found)
         if done is not None:
@@ -90,7 +90,7 @@ class Grid:
         return line_of(planned, status, result.run_id, seconds, result.metrics, error=problem, resumed=resumed)
 
     def _end_dead(self, found: Sequence[TaggedRun], planned: PlannedCell) -> None:
-        """End the runs of this grid that a killed driver has left as running and that cannot be continued."""
+        """End the runs of this grid that a killed driver left as running and that cannot be continued."""
         for run in found:
             ours = run.tags.get(PARENT_TAG) == self._parent.run_id
             if ours and run.status == "RUNNING" and not _has_checkpoints(run, planned):
@@ -105,12 +105,12 @@ class Grid:
 
 
 def open_cells(cells: Sequence[PlannedCell], lines: Mapping[str, CellLine]) -> list[PlannedCell]:
-    """Return the cells that are not done: new ones, and those that failed."""
+    """Return the cells that are not done: new and failed ones."""
     return [each for each in cells if each.digest not in lines or not lines[each.digest].is_done]
 
 
 def estimate(cells: Sequence[PlannedCell], finished: Sequence[CellLine]) -> float | None:
-    """Estimate the seconds of some cells together; None where no cell is finished."""
+    """Estimate the total seconds of some cells; None: no cell is finished."""
     times = [estimated_seconds(each.cell.values, each.config.training.epochs, finished) for each in cells]
     known = [time for time in times if time is not None]
     return sum(known) if known else None
@@ -122,7 +122,7 @@ def plan_lines(cells: Sequence[PlannedCell], lines: Mapping[str, CellLine]) -> l
     for each in cells:
         line = lines.get(each.digest)
         if line is not None and line.is_done:
-            # What a resumed cell took before it was resumed is not known.
+            # The time of a resumed cell before it was resumed is unknown.
             state, seconds = str(line.status), f"{'>' if line.resumed else ''}{duration(line.seconds)}"
         else:
             guess = estimate([each], list(lines.values()))
@@ -139,13 +139,13 @@ def run_grid(cells: Sequence[PlannedCell], results: ResultsFile, name: str, text
 
     Args:
         cells: All cells.
-        results: The file that knows which are done.
-        name: Name of the run where the configuration has none.
-        text: Content of the grid file, which is kept with the run.
+        results: The file that records the finished cells.
+        name: Name of the run if the configuration has none.
+        text: Content of the grid file, which is stored with the run.
         result: Filled in while the grid runs.
 
     Raises:
-        JobsFailedError: Cells failed.
+        JobsFailedError: Some cells failed.
         ValueError: MLflow cannot use the store, or the experiment was deleted or renamed.
         RuntimeError: The cluster is too small, or Spark or MLflow is away.
     """
@@ -181,7 +181,7 @@ def run_grid(cells: Sequence[PlannedCell], results: ResultsFile, name: str, text
 
 
 def _parent(results: ResultsFile, experiment: str, name: str) -> TrackedRun:
-    """Continue the parent run of an earlier process where this store has it; else make one, and note it."""
+    """Continue the parent run of an earlier process if this store has it; else create one, and record it."""
     known = parent_of(results, experiment)
     if known is not None:
         return runs.continue_run(known)
@@ -206,7 +206,7 @@ def _write_grid_file(parent: TrackedRun, text: str) -> None:
 
 
 def _config_of(planned: PlannedCell, continued: str | None) -> RunConfig:
-    """The configuration of a cell's training, with a name of its own, and the run that it continues."""
+    """Return the configuration of a cell's training, with its own run name and the run that it continues."""
     config = planned.config
     tracking = config.tracking.model_copy(update={"run_name": planned.name})
     training = config.training.model_copy(update={"resume_run": continued})
@@ -214,7 +214,7 @@ def _config_of(planned: PlannedCell, continued: str | None) -> RunConfig:
 
 
 def _resumable(found: Sequence[TaggedRun], planned: PlannedCell) -> str | None:
-    """The newest run of a cell that was interrupted and has checkpoints on this machine."""
+    """Return the newest interrupted run of a cell with checkpoints on this machine."""
     for run in found:
         if run.status != "FINISHED" and not run.tags.get(DIVERGED_TAG) and _has_checkpoints(run, planned):
             say(f"continuing run {run.run_id}, which is {run.status.lower()}")
@@ -229,7 +229,7 @@ def _has_checkpoints(run: TaggedRun, planned: PlannedCell) -> bool:
 def _is_alive(spark: SparkSession) -> bool:
     try:
         return not spark.sparkContext._jsc.sc().isStopped()
-    except Exception:  # of Py4J and of sockets
+    except Exception:  # errors of Py4J and of sockets
         return False
 
 

@@ -1,4 +1,4 @@
-"""`groundswell list`: what can be chosen by name, and what a run records, a line each."""
+"""`groundswell list`: lists everything that a name can choose, and everything that a run records."""
 
 import argparse
 from collections.abc import Callable
@@ -22,7 +22,7 @@ assert tuple(_LISTS) == LISTED
 
 
 def main(arguments: argparse.Namespace, result: Result) -> None:
-    """Print the lists that were asked for."""
+    """Print the requested lists."""
     wanted = [arguments.what] if arguments.what else list(_LISTS)
     for kind in wanted:
         usage, find = _LISTS[kind]

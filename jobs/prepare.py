@@ -1,4 +1,4 @@
-"""`groundswell prepare`: a raw archive becomes a dataset."""
+"""`groundswell prepare`: converts a raw archive into a dataset."""
 
 import argparse
 import time
@@ -33,14 +33,14 @@ def prepare(config: RunConfig, table: "DataFrame | None" = None) -> Manifest:
     """Write the configured archive as the configured dataset.
 
     Args:
-        config: Archive, dataset and how it is laid out.
+        config: Archive, dataset and its layout.
         table: With `archive.kind=table`, a DataFrame whose columns of images, labels and splits are first written as
-            Parquet files into `archive.root`, a new folder. None: the archive is there. So is it when a preparation
+            Parquet files into `archive.root`, a new folder. None: the archive exists, as it does when a preparation
             continues.
 
     Raises:
-        ValueError: The archive cannot be used; or a DataFrame is given for another kind of archive, has not the
-            columns, or its folder has content.
+        ValueError: The archive cannot be used; or a DataFrame is given for another kind of archive, lacks the columns,
+            or its folder is not empty.
     """
     archive, dataset, chosen = configured_archive(config), dataset_location(config), config.archive
     assert chosen is not None, "it has an archive"
@@ -73,17 +73,18 @@ def _write_table(table: "DataFrame", config: RunConfig, archive: Archive, datase
     target = Folder.at(dataset)
     target.check()
     check_apart(root, target)
-    find_finished(target)  # refuses a folder of something else before hours of writing
+    find_finished(target)  # refuses a folder with other content before hours of writing
     columns = [config.archive.image, config.archive.label, *([config.archive.split] if config.archive.split else [])]
     rows = write_frame(table, Folder.at(root), columns, partial(archive.check_columns, "the DataFrame"))
     say(f"{root}: {rows} rows of the DataFrame")
 
 
 def configured_archive(config: RunConfig) -> Archive:
-    """The archive of the configuration; its folders are absolute paths or URLs, for the executors.
+    """Return the configured archive; its folders are absolute paths or URLs, for the executors.
 
     Raises:
-        ValueError: There is none, or a path is misspelt (`locations.absolute_location`); names the setting.
+        ValueError: There is no archive, or a path is misspelt (`locations.absolute_location`); the message names the
+            setting.
     """
     if config.archive is None:
         raise ValueError("archive is missing: set archive=bigearthnet_v2 and archive.root, or see `groundswell list`")
@@ -99,7 +100,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     config = read_config(arguments)
     result.dataset = config.dataset.path
     started = time.perf_counter()
-    # The same command continues, but to discard once is enough.
+    # The same command continues the work, but must not discard it again.
     result.continue_with = ["--set", "prepare.restart=false"] if config.prepare.restart else []
     manifest = prepare(config)
     result.continue_with = None

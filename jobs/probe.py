@@ -1,4 +1,4 @@
-"""`groundswell probe`: how well a linear head does on the frozen features of a logged model."""
+"""`groundswell probe`: measures a linear head on the frozen features of a logged model."""
 
 import argparse
 import tempfile
@@ -55,9 +55,9 @@ _OWN_HEAD = "own_head"
 def probe(config: RunConfig, model_uri: str, result: Result | None = None) -> Probed:
     """Fit a linear head on a model's features of the training split, and measure it on the test split.
 
-    The features are the input of the model's classification head. Spark's executors compute them once, the ranks fit,
-    and the validation split chooses the penalty. The model's own classes need not be those of the dataset. The result
-    is recorded in a child run of the run that made the model.
+    The features are the input of the model's classification head. Spark's executors compute the features once, the
+    ranks fit the head, and the validation split chooses the penalty. The model and the dataset may have different
+    classes. The result is recorded in a child run of the model's run.
 
     Args:
         config: Dataset, reader, batch size, ranks, and the section `probe`.
@@ -66,11 +66,11 @@ def probe(config: RunConfig, model_uri: str, result: Result | None = None) -> Pr
         result: Filled in while the job runs.
 
     Raises:
-        FileNotFoundError: No such dataset, or a shard is missing.
-        ValueError: No such model or split, the model does not fit the dataset or has no dense head, penalties cannot be
-            compared, or a sample is damaged.
+        FileNotFoundError: The dataset does not exist, or a shard is missing.
+        ValueError: The model or the split does not exist, or the model does not fit the dataset or has no dense head.
+            Or penalties cannot be compared, or a sample is damaged.
         RuntimeError: The storage cannot be used, Spark gave up, or a rank died.
-        TrackingError: The store did not take the scores; they are in the message.
+        TrackingError: The store did not accept the scores; they are in the message.
     """
     config, model_uri = with_absolute_paths(config), model_uri_of(model_uri)
     dataset, output = Folder.at(config.dataset.path), _output(config)
@@ -102,7 +102,7 @@ def probe(config: RunConfig, model_uri: str, result: Result | None = None) -> Pr
                 progress=display.extracting,
             )
             display.close()
-            # The fit is NumPy's: GPUs are for the features.
+            # NumPy computes the fit: GPUs are only for the features.
             launch = config.launch.model_copy(update={"gpus_per_worker": 0})
             runner = barrier_runner(spark, launch, description=_NAME, on_event=display)
             fitted: FittedHead = runner.run(
@@ -117,7 +117,7 @@ def probe(config: RunConfig, model_uri: str, result: Result | None = None) -> Pr
 
 
 class _Display:
-    """Shows the extraction, and what rank 0 tells of the fits."""
+    """Shows the extraction, and rank 0's events of the fits."""
 
     def __init__(self) -> None:
         self._samples, self._penalties = Bar("sample"), Bar("penalty")
@@ -160,7 +160,7 @@ def _check_splits(config: RunConfig, manifest: Manifest) -> None:
 def _measure(
     config: RunConfig, manifest: Manifest, model: ModelDescription, features: Features, fitted: FittedHead
 ) -> tuple[Measured, Measured | None]:
-    """Measure the fitted head, and the model's own where it knows the classes of the dataset."""
+    """Measure the fitted head, and the model's own head if it has the classes of the dataset."""
     tuned = manifest.task == "multi_label" and features.rows(VALIDATION_SPLIT) > 0
     has_probabilities = not isinstance(config.probe.solver, CoCoAConfig)
 
@@ -188,10 +188,10 @@ def _record(
     measured: Measured,
     own: Measured | None,
 ) -> TrackedRun:
-    """Write everything to a child run of the run that made the model, or to a run of its own; returns it.
+    """Write all results to a child run of the model's run, or to a separate run; return the run.
 
     Raises:
-        TrackingError: The store does not take the scores; they are in the message.
+        TrackingError: The store does not accept the scores; they are in the message.
     """
     parent = TrackedRun(tracking_uri(), served.metadata.run_id or "")
     parameters = {
@@ -217,7 +217,7 @@ def _record(
             run = start_child_run(parent, "probe", parameters, tags, **about)
         else:
             run = start_run(chosen_experiment(config.tracking.experiment), "probe", parameters, tags, **about)
-    except (TrackingError, ValueError) as error:  # it is away, or its experiment was deleted meanwhile
+    except (TrackingError, ValueError) as error:  # the store is away, or its experiment was deleted
         raise _not_taken(scores, str(error), features) from None
     head = fitted.head.to_npz(class_names=np.array(manifest.class_names), l2=np.array(fitted.chosen.l2))
     with ended(run), tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""`groundswell schedule`: the learning rate of a configuration as a table and a picture, without training."""
+"""`groundswell schedule`: shows the learning rate of a configuration as a table and a picture, without training."""
 
 import argparse
 from pathlib import Path
@@ -18,7 +18,7 @@ from pipelines.training.setup.rates import boundary_steps, make_schedule, peak_l
 from pipelines.training.setup.resolution import scaled_epochs
 
 _PARTS = 10
-"""Equal parts of the run, at whose beginnings the table has a line."""
+"""Number of equal parts of the run; the table has a line at the beginning of each part."""
 _CURVE_POINTS = 2000
 
 
@@ -48,11 +48,11 @@ def schedule_table(config: RunConfig, images: int) -> list[str]:
         images: Number of training images.
 
     Returns:
-        Lines: the peak and the number of steps, then the rate at the first and last step, around every place of the
-        schedule, where images change their size, and at every tenth of the run.
+        Lines: the peak and the number of steps, then the rates. Their steps are the first, the last, those around every
+            place of the schedule and each change of the image size, and every tenth of the run.
 
     Raises:
-        ValueError: There are fewer images than one global batch, or the schedule does not fit the run.
+        ValueError: The images are fewer than one global batch, or the schedule does not fit the run.
     """
     steps = _steps(config, images)
     total = steps * config.training.epochs
@@ -106,7 +106,7 @@ def _steps(config: RunConfig, images: int) -> int:
 
 
 def main(arguments: argparse.Namespace, result: Result) -> None:
-    """Print the table, and write the plot where one is asked for."""
+    """Print the table, and write the plot if it is requested."""
     if arguments.plot is not None:
         check_outputs(f"--plot {arguments.plot}", {arguments.plot: PLOT_MARK})
     config = read_config(arguments)

@@ -37,14 +37,14 @@ def score(config: RunConfig, model_uri: str, location: str, output: str, map_fil
         model_uri: A model's address, in one of the spellings that `tracking.served.find_model` takes, or the file
             that `train --result` wrote.
         location: Path or URL of a prepared dataset or a raw archive.
-        output: Path or URL of a folder, which may be new, or hold unfinished predictions of the same call.
-        map_file: A `.geojson` or `.tif` file that gets the likeliest classes on the ground; None: no map.
+        output: Path or URL of a folder, which may be new or contain unfinished predictions of the same call.
+        map_file: A `.geojson` or `.tif` file for a map of the likeliest classes; None: no map.
 
     Raises:
-        FileNotFoundError: There is no such input.
-        ValueError: No such model, it does not fit the input, `output` is something else, the map would lie in input or
-            output or replace another file, or more samples are bad than `score.max_rejected_fraction`.
-        RuntimeError: The store or a storage cannot be used, or Spark gave up; the same call continues.
+        FileNotFoundError: The input does not exist.
+        ValueError: The model does not exist or does not fit the input; `output` has other content; the map would lie in
+            input or output or replace another file; or more samples are bad than `score.max_rejected_fraction`.
+        RuntimeError: The store or a storage cannot be used, or Spark gave up; the same call continues the work.
     """
     config, model_uri = with_absolute_paths(config, reads_dataset=False), model_uri_of(model_uri)
     scored_folder = Folder.at(absolute_location(location, "--input: "))
@@ -120,7 +120,7 @@ def _source(config: RunConfig, folder: Folder) -> Source:
 
 
 def _as_delta(config: RunConfig, output: Folder) -> bool:
-    """Whether the predictions are a Delta table: because it is asked for, or because the folder is one already."""
+    """Return whether the predictions are a Delta table, because the user asks for it or the folder already is one."""
     found = config.score.format == "delta" or output.exists(DELTA_LOG_FILE)
     if found:
         require("score.format=delta", DELTA)
@@ -128,7 +128,7 @@ def _as_delta(config: RunConfig, output: Folder) -> bool:
 
 
 def _thresholds(config: RunConfig, model: ModelDescription, source: Source, output: Folder) -> tuple[float, ...]:
-    """Choose the thresholds: those that are asked for, or those with which unfinished predictions were begun."""
+    """Choose the thresholds: those that the user asks for, or those of the unfinished predictions."""
     output.check()
     of_model = model.thresholds_or(config.score.threshold)
     earlier = earlier_thresholds(model, source, output) if config.score.threshold is None else None
@@ -141,7 +141,7 @@ def _thresholds(config: RunConfig, model: ModelDescription, source: Source, outp
 def _reference(
     config: RunConfig, model: ModelDescription, source: Source, thresholds: tuple[float, ...]
 ) -> Reference | None:
-    """What calibrates and accepts a converted model; None with Keras."""
+    """Return the reference samples for a converted model; None: Keras is used."""
     chosen = config.score
     if chosen.runtime == "keras":
         return None
@@ -164,10 +164,10 @@ def _reference(
 
 
 class ScoreDisplay:
-    """Shows how far scoring is."""
+    """Shows the progress of scoring."""
 
     def __init__(self) -> None:
-        """Nothing is shown before the first call."""
+        """Show nothing before the first call."""
         self._bar = Bar("sample")
         self._started = time.monotonic()
 
@@ -182,7 +182,7 @@ class ScoreDisplay:
 
 
 def _refuse_unread(arguments: argparse.Namespace, config: RunConfig) -> None:
-    """Refuse settings of the other kind of input than the one that is there."""
+    """Refuse settings for the other kind of input."""
     location = Folder.at(absolute_location(arguments.input, "--input: "))
     reads_reference = config.score.runtime != "keras" and config.score.reference_dataset is not None
     for key in keys_of(arguments.set):

@@ -1,4 +1,4 @@
-"""`groundswell sync`: writes to MLflow what trainings could not."""
+"""`groundswell sync`: writes to MLflow the records that trainings could not write."""
 
 import argparse
 from collections.abc import Sequence
@@ -23,17 +23,17 @@ from pipelines.training.driver.remote_runs import sync_behind, unsynced_behind
 def sync_runs(output: AnyPath, run_id: str | None, result: Result) -> list[Synced]:
     """Write the records, models and ends of the runs under a folder or URL.
 
-    Without `run_id`, a run that cannot be written does not keep the others from it: it is named, and an error at the
-    end says how many there were. One that is being trained is named and left out.
+    Without `run_id`, a run that cannot be written does not stop the others: its name is printed, and an error at the
+    end has the number of such runs. A run in training is named and left out.
 
     Args:
         output: The `training.output` of the runs.
-        run_id: The only run to write; None: all that lack something in the store.
+        run_id: The only run to write; None: all runs with missing records in the store.
         result: Filled in with the last run.
 
     Raises:
-        ValueError: There is no such folder or run, it is being trained, or some could not be written.
-        OSError, RuntimeError: With `run_id`: a file of it is missing or cannot be read, or a package is missing.
+        ValueError: The folder or the run does not exist, the run is in training, or some runs could not be written.
+        OSError, RuntimeError: With `run_id`: a file of the run is missing or cannot be read, or a package is missing.
         TrackingError: The store does not answer; the command can be repeated.
         StorageError: The storage behind a URL cannot be used.
     """
@@ -47,7 +47,7 @@ def sync_runs(output: AnyPath, run_id: str | None, result: Result) -> list[Synce
             if run_id is not None or isinstance(error, StorageError):
                 raise
             if not isinstance(error, ValueError):
-                check_store()  # it is no use to go on where the store is away
+                check_store()  # no other record can be written while the store is away
             is_left_out = isinstance(error, RunHeldError)
             say(f"run {place.name}: {'left out' if is_left_out else 'not written'}: {message_of(error)}")
             refused += not is_left_out
@@ -72,7 +72,7 @@ def _unsynced(output: AnyPath) -> Sequence[AnyPath]:
 
 
 def lines_of(synced: Synced, name: str) -> list[str]:
-    """Say what was written of a run, whose folder had this name."""
+    """Return lines about the written records of a run whose folder had this name."""
     was = f" (was {name})" if name != synced.run_id else ""
     lines = [f"run {synced.run_id}{was}: {synced.status.lower()}"]
     if synced.model_uri:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A finished training and where everything of it is."""
+    """A finished training, with the locations of its results."""
 
     run: TrackedRun
     summary: TrainingSummary
@@ -59,17 +59,17 @@ class TrainedRun:
 
     @property
     def model_uri(self) -> str:
-        """Where MLflow has the model."""
+        """MLflow's address of the model."""
         return self.summary.model_uri
 
     @property
     def history(self) -> "pandas.DataFrame":
-        """Metrics of each epoch, one row for each."""
+        """Metrics of the epochs, one row per epoch."""
         return history_of(self.summary)
 
     @property
     def page(self) -> str | None:
-        """Address of the run's page, where the tracking server has pages."""
+        """Address of the run's page, if the tracking server has pages."""
         return page_of(self.run)
 
     def plot(self) -> "Figure":
@@ -81,11 +81,11 @@ class TrainedRun:
 
 
 def train(config: RunConfig, result: Result | None = None) -> TrainedRun:
-    """Train as configured, in a new session where none is running.
+    """Train as configured, in a new session if none is running.
 
     Args:
         config: Dataset, model, recipe and workers.
-        result: Filled in while the job runs; after a failure it says from where to continue.
+        result: Filled in while the job runs; after a failure it has the arguments to continue.
     """
     result = result or Result("train")
     config = with_absolute_paths(config)
@@ -93,14 +93,14 @@ def train(config: RunConfig, result: Result | None = None) -> TrainedRun:
     manifest = check_dataset(config)
     check_place(config)
     chosen, config = config, with_stored_run(with_run_to_resume(config))
-    if config == chosen and not config.tracking.offline:  # else the store has just answered
+    if config == chosen and not config.tracking.offline:  # otherwise the store has just answered
         check_store(experiment_of_new_run(config))  # before Spark, which takes seconds to start
     with spark_session("groundswell train", config.launch.master) as spark:
         return train_on(spark, config, manifest, result)
 
 
 def experiment_of_new_run(config: RunConfig) -> str | None:
-    """Return the name of the experiment that the training's run will belong to; None: it continues a run."""
+    """Return the name of the experiment for the training's run; None: the training continues a run."""
     return chosen_experiment(config.tracking.experiment) if config.training.resume_run is None else None
 
 
@@ -119,7 +119,7 @@ def with_run_to_resume(config: RunConfig) -> RunConfig:
 def train_on(
     spark: SparkSession, config: RunConfig, manifest: Manifest, result: Result, tags: Mapping[str, str] | None = None
 ) -> TrainedRun:
-    """Train on a running session; one MLflow run, however it ends.
+    """Train on a running session, in one MLflow run, however the training ends.
 
     Args:
         spark: The session.
@@ -189,7 +189,7 @@ def _say_where(record: DriverRecord) -> None:
 
 
 def _say_sizes(config: RunConfig, manifest: Manifest) -> None:
-    """Say which epochs are trained on smaller images, if some are."""
+    """Say which epochs are trained on smaller images, if there are any."""
     steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
     sizes = described_sizes(trained_sizes(config, manifest, steps))
     if sizes:
@@ -201,7 +201,7 @@ def _kept(folder: AnyPath) -> str:
 
 
 def _cluster(spark: SparkSession, config: RunConfig) -> dict[str, str | int | None]:
-    """What Spark is and gives: its version, its master, cores and GPUs of a task, the number of workers."""
+    """Return Spark's facts: its version, its master, cores and GPUs of a task, and the number of workers."""
     settings = spark.sparkContext.getConf()
     return {
         "spark": spark.version,
@@ -214,7 +214,7 @@ def _cluster(spark: SparkSession, config: RunConfig) -> dict[str, str | int | No
 
 
 def _remember_checkpoint(result: Result, run: TrackedRun, checkpoints: AnyPath) -> None:
-    """Note from where a run that did not end can be continued, or say that it cannot."""
+    """Record where an unfinished run can continue, or say that it cannot."""
     existing = list_checkpoints(checkpoints)
     if not existing:
         say("there is no checkpoint yet: this run can only be started again")
@@ -224,12 +224,12 @@ def _remember_checkpoint(result: Result, run: TrackedRun, checkpoints: AnyPath) 
 
 
 def may_grow(event: Event) -> bool:
-    """Whether another epoch follows one that has ended: its checkpoint is being written, so that a stop costs least."""
+    """Return whether another epoch follows a finished one: its checkpoint is being written, and a stop costs least."""
     return isinstance(event, EpochTrained) and not event.is_last
 
 
 def _standing(run: TrackedRun, name: str | None) -> str:
-    """What the registered model became; nothing is lost where the registry does not say it."""
+    """Return the alias of the registered model, or why the registry does not say it."""
     try:
         return "" if name is None else standing(run, name)
     except (ValueError, store.TrackingError) as error:

@@ -7,10 +7,10 @@ from models.metrics import Counts, f1_micro
 
 
 def frequent_classes(class_counts: NDArray[np.int64], samples: int) -> NDArray[np.bool_]:
-    """Return the set of most frequent classes with the best micro F1, if it is predicted for every sample.
+    """Return the set of most frequent classes with the best micro F1 as the prediction for every sample.
 
     Args:
-        class_counts: Number of samples that carry each class, `(classes,)`.
+        class_counts: Number of samples of each class, `(classes,)`.
         samples: Number of all samples.
 
     Returns:

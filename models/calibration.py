@@ -1,4 +1,4 @@
-"""Whether probabilities mean what they say: reliability, its error, and thresholds that suit each class."""
+"""Calibration of probabilities: reliability, its error, and a suitable threshold for each class."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,14 +11,14 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Reliability:
-    """Decisions by their probability, in bins of one width over [0, 1]; an empty bin has NaN in both means."""
+    """Decisions by their probability, in bins of equal width over [0, 1]; an empty bin has NaN in both means."""
 
     counts: NDArray[np.int64]
-    """`(bins,)`, decisions."""
+    """`(bins,)`, numbers of decisions."""
     confidence: NDArray[np.float64]
-    """`(bins,)`, their mean probability."""
+    """`(bins,)`, mean probabilities of the decisions."""
     accuracy: NDArray[np.float64]
-    """`(bins,)`, the part of them that is right."""
+    """`(bins,)`, fractions of right decisions."""
 
     @property
     def expected_error(self) -> float:
@@ -34,7 +34,7 @@ class Reliability:
 
 
 def multi_label_reliability(probabilities: Array, targets: Array, bins: int = 15) -> Reliability:
-    """Sort all decisions, one per sample and class, by probability; a decision is right where the class is present.
+    """Sort all decisions, one per sample and class, by probability; a decision is right if the class is present.
 
     Args:
         probabilities: `(samples, classes)`.
@@ -45,7 +45,7 @@ def multi_label_reliability(probabilities: Array, targets: Array, bins: int = 15
 
 
 def single_label_reliability(probabilities: Array, targets: Array, bins: int = 15) -> Reliability:
-    """Sort samples by the probability of their likeliest class; one is right where this is the sample's class.
+    """Sort samples by the probability of their likeliest class; a decision is right if this is the sample's class.
 
     Args:
         probabilities: `(samples, classes)`.
@@ -60,13 +60,13 @@ def single_label_reliability(probabilities: Array, targets: Array, bins: int = 1
 def best_thresholds(probabilities: Array, targets: Array, default: float) -> NDArray[np.float64]:
     """Return for each class the threshold with the largest F1, `(classes,)`.
 
-    A threshold lies half-way between two neighbouring probabilities, of equal F1 the one nearest to the default. A
-    class without positives keeps the default.
+    A threshold lies half-way between two neighbouring probabilities; of thresholds with equal F1, the one nearest to
+    the default is taken. A class without positives keeps the default.
 
     Args:
-        probabilities: `(samples, classes)`; a class is predicted where it is >= the threshold.
+        probabilities: `(samples, classes)`; a class is predicted if its probability is >= the threshold.
         targets: 0 or 1, `(samples, classes)`.
-        default: The threshold where nothing is known.
+        default: The threshold of classes without positives.
     """
     columns = range(probabilities.shape[1])
     return np.array([_best_threshold(probabilities[:, each], targets[:, each] > 0, default) for each in columns])

@@ -1,4 +1,4 @@
-"""Libraries in C++ that are compiled when the project is installed; needs only Python and a C++ compiler."""
+"""C++ libraries that are compiled during the installation; only Python and a C++ compiler are needed."""
 
 import hashlib
 import logging
@@ -20,15 +20,15 @@ FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trap
 
 @dataclass(frozen=True)
 class Library:
-    """The library of all C++ sources of one folder, in that folder."""
+    """The library of all C++ sources of one folder, built in that folder."""
 
     folder: Path
     linked: str = ""
-    """Name of a library that it finds where it is loaded, and not where it is built; "": none."""
+    """Name of a library that exists where this one is loaded, but not where it is built; "": none."""
 
     @property
     def path(self) -> Path:
-        """The library's file. Its name has a digest of sources and flags: one of older sources is never loaded."""
+        """The library's file; a digest of sources and flags in its name excludes libraries of older sources."""
         digest = hashlib.sha256(" ".join(FLAGS).encode())
         for source in sorted([*self.folder.glob("*.cc"), *self.folder.glob("*.h")]):
             digest.update(source.read_bytes())
@@ -38,8 +38,8 @@ class Library:
         """Build the library of these sources, and remove libraries of older sources.
 
         Returns:
-            The library, or None if there is none, and the reason why it could not be built, or "". If the build fails,
-            an existing library of the same name stays: its name says that it was built from these sources.
+            The library or None, and the reason why the build failed or "". After a failed build, an existing library of
+            the same name stays: its name proves that it was built from these sources.
         """
         path, problem = self.path, ""
         try:
@@ -48,7 +48,7 @@ class Library:
             problem = getattr(error, "stderr", None) or str(error)
         if not path.exists():
             return None, problem
-        with suppress(OSError):  # another build removed them first, or we may not
+        with suppress(OSError):  # another build removed them first, or permissions are missing
             for old in set(self.folder.glob(f"{PREFIX}*.so")) - {path}:
                 old.unlink()
         return path, problem
@@ -68,24 +68,24 @@ class Library:
         with tempfile.TemporaryDirectory(prefix=".build-", dir=path.parent) as folder:
             built, linked = Path(folder) / path.name, []
             if self.linked:
-                # An empty library of the same name stands for it.
+                # An empty library of the same name replaces it for the linker.
                 stand_in, empty = Path(folder) / self.linked, Path(folder) / "empty.cc"
                 empty.touch()
                 _run([*shared, str(empty), "-o", str(stand_in), f"-Wl,-soname,{self.linked}"])
                 linked = ["-Wl,--no-as-needed", str(stand_in)]
             sources = sorted(map(str, self.folder.glob("*.cc")))
             _run([*shared, *FLAGS, *flags, *sources, "-o", str(built), *linked])
-            # Atomic: a process that has the old file open keeps it.
+            # The replacement is atomic: a process that has opened the old file keeps it.
             built.replace(path)
 
 
 def load(path: Path, open_library: Callable[[str], Loaded], without: str) -> Loaded | None:
-    """Open a library; None, with a line in the log, where it is missing or cannot be opened.
+    """Open a library; None, with a line in the log: it is missing or cannot be opened.
 
     Args:
-        path: The library's file. It is missing in a .zip of --py-files: no library can be loaded from inside it.
-        open_library: Opens it by its path; an OSError says why it cannot.
-        without: What happens without it, for the log.
+        path: The library's file. It is missing in a .zip of --py-files, from which no library can be loaded.
+        open_library: Opens the library at a path; an OSError says why this failed.
+        without: Consequence of a missing library, for the log.
     """
     log = logging.getLogger(__name__)
     if not path.exists():

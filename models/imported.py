@@ -1,4 +1,4 @@
-"""Objects by import path; imports no TensorFlow itself."""
+"""Objects by import path, without an import of TensorFlow."""
 
 import importlib
 from collections.abc import Callable
@@ -6,14 +6,14 @@ from typing import Any
 
 
 def import_function(path: str, setting: str) -> Callable[..., Any]:
-    """Import what an import path names; nothing else is imported but what this module imports itself.
+    """Import the object at an import path; only its module is imported, with the module's own imports.
 
     Args:
         path: Module and object, `package.module:object`; the object may be an attribute of a class.
         setting: Key of the configuration that holds the path, for the message.
 
     Raises:
-        ValueError: There is no such module, it cannot be imported, or it has no such object to call.
+        ValueError: The module does not exist or cannot be imported, or it has no such callable object.
     """
     module_name, _, name = path.partition(":")
     try:
@@ -23,7 +23,7 @@ def import_function(path: str, setting: str) -> Callable[..., Any]:
             f"{setting}={path}: {first_line(error)}; install the module where driver and workers run, add its folder "
             "to PYTHONPATH, or pass it with spark-submit --py-files"
         ) from error
-    except Exception as error:  # whatever the module's own code raises
+    except Exception as error:  # the module's own code may raise any exception
         raise ValueError(f"{setting}={path}: importing {module_name} raised {described(error)}") from error
     for part in name.split("."):
         if not hasattr(found, part):
@@ -36,10 +36,10 @@ def import_function(path: str, setting: str) -> Callable[..., Any]:
 
 
 def described(error: BaseException) -> str:
-    """An exception of somebody else's code in a line."""
+    """Return an exception of foreign code as a line."""
     return f"{type(error).__name__}: {first_line(error)}"
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's text, without a full stop."""
+    """Return the first line of an exception's text, without a full stop."""
     return next(iter(str(error).strip().splitlines()), "").rstrip(".")

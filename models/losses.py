@@ -1,4 +1,4 @@
-"""Losses from logits, one value per sample: the caller decides over which samples to average."""
+"""Losses from logits, one value per sample; the caller chooses the samples of the mean."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ def classification_loss(
         ValueError: an unknown task, a part out of range, or a weight that is not positive.
 
     Source: Szegedy et al. 2016, "Rethinking the Inception architecture", section 7; for several labels the same with
-    two answers per class, as Keras's `BinaryCrossentropy` has it.
+    two answers per class, as in Keras's `BinaryCrossentropy`.
     """
     if task not in _LOSSES:
         raise ValueError(f"task must be one of {sorted(_LOSSES)}, got {task!r}")
@@ -53,12 +53,12 @@ def classification_loss(
 
 
 def imported_loss(path: str, settings: Mapping[str, Any], *, setting: str) -> Loss:
-    """Return somebody else's loss, in the form of `classification_loss`.
+    """Return an imported loss, in the form of `classification_loss`.
 
         function(targets, logits, **settings) -> losses
 
-    `targets` and `logits` are float32 `(batch, classes)`, the losses `(batch,)`. Many functions of `keras.losses` do,
-    such as `binary_focal_crossentropy` with `from_logits: true`. It becomes part of the training's graph.
+    `targets` and `logits` are float32 `(batch, classes)`, the losses `(batch,)`. Many functions of `keras.losses` fit,
+    such as `binary_focal_crossentropy` with `from_logits: true`. The function becomes part of the training's graph.
 
     Args:
         path: Import path of the function, `package.module:function`.
@@ -75,7 +75,7 @@ def imported_loss(path: str, settings: Mapping[str, Any], *, setting: str) -> Lo
         targets, logits = ops.cast(targets, "float32"), ops.cast(logits, "float32")
         try:
             losses = ops.cast(function(targets, logits, **settings), "float32")
-        except Exception as error:  # whatever the function's own code raises
+        except Exception as error:  # the function's own code may raise any exception
             raise ValueError(f"{setting}={path}: the function raised {described(error)}") from error
         if len(losses.shape) != 1:
             raise ValueError(

@@ -18,7 +18,7 @@ Metric = Callable[[Array, Array], float]
 
 @dataclass(frozen=True)
 class ClassificationScores:
-    """How good the predictions of a split are."""
+    """The quality of the predictions of a split."""
 
     counts: Counts
     """`(3, classes)`, see `multi_label_counts`."""
@@ -35,7 +35,7 @@ def classification_scores(probabilities: Array, targets: Array, task: str) -> Cl
     Args:
         probabilities: `(samples, classes)`.
         targets: 0 or 1, `(samples, classes)`.
-        task: "multi_label", where a class is predicted from a probability of 0.5 on, or "single_label".
+        task: "multi_label", with a class predicted from a probability of 0.5 on, or "single_label".
 
     Raises:
         ValueError: shapes that differ or are not `(samples, classes)`, or probabilities that are not finite.
@@ -58,9 +58,9 @@ def multi_label_counts(probabilities: Array, targets: Array, threshold: float | 
     """Count true positives, false positives and false negatives of each class.
 
     Args:
-        probabilities: `(samples, classes)`; a class is predicted where it is >= threshold.
+        probabilities: `(samples, classes)`; a class is predicted if its probability is >= threshold.
         targets: 0 or 1, `(samples, classes)`.
-        threshold: Least probability of a predicted class, in (0, 1]; one, or one of each class.
+        threshold: Least probability of a predicted class, in (0, 1]; one number, or one per class.
 
     Returns:
         `(3, classes)`: rows TP, FP, FN. Sums over parts of the samples are the counts of the whole.
@@ -102,7 +102,7 @@ def f1_macro(counts: Counts) -> float:
 def average_precision_per_class(probabilities: Array, targets: Array) -> NDArray[np.float64]:
     """Return the average precision of each class, `(classes,)`: sum over thresholds of (recall step) * precision.
 
-    It is NaN for a class without positives. It needs all samples at once, unlike the counts.
+    It is NaN for a class without positives. Unlike the counts, it needs all samples at once.
 
     Raises:
         ValueError: shapes that differ or are not `(samples, classes)`, or probabilities that are not finite.
@@ -119,13 +119,13 @@ def average_precision_per_class(probabilities: Array, targets: Array) -> NDArray
 
 
 def mean_average_precision(per_class: NDArray[np.float64]) -> float:
-    """Return the mean over the classes that have an average precision; NaN if none has one."""
+    """Return the mean over the classes with an average precision; NaN if there is no such class."""
     defined = per_class[~np.isnan(per_class)]
     return float(defined.mean()) if defined.size else float("nan")
 
 
 def top_k_correct(probabilities: Array, targets_one_hot: Array, k: int) -> int:
-    """Return the number of samples whose class is among the k likeliest; of equal ones the first class counts.
+    """Return the number of samples whose class is among the k likeliest; of equal classes the first counts.
 
     Raises:
         ValueError: shapes that differ or are not `(samples, classes)`, or k outside 1..classes.
@@ -151,7 +151,7 @@ ClassScores = TypedDict(
         "f1_tuned": NotRequired[float],
     },
 )
-"""Scores of one class, of which it has `support` positives; the last two where its threshold was tuned."""
+"""Scores of a class with `support` positives; the last two are present if its threshold was tuned."""
 
 
 def per_class_table(
@@ -204,7 +204,7 @@ def _check_shapes(probabilities: Array, targets: Array) -> None:
 
 
 def imported_metric(path: str, settings: Mapping[str, Any], *, setting: str) -> Metric:
-    """Return somebody else's metric.
+    """Return an imported metric.
 
         function(targets, probabilities, **settings) -> number
 
@@ -224,7 +224,7 @@ def imported_metric(path: str, settings: Mapping[str, Any], *, setting: str) -> 
     def metric(targets: Array, probabilities: Array) -> float:
         try:
             return float(function(targets, probabilities, **settings))
-        except Exception as error:  # whatever the function's own code raises, and results that are no numbers
+        except Exception as error:  # the function's own code may raise any exception, and its result may be no number
             raise ValueError(f"{setting}={path}: the function raised {described(error)}") from error
 
     return metric

@@ -34,7 +34,7 @@ def step_at(fraction: float, total_steps: int) -> int:
     _check_positive("total_steps", total_steps)
     if not 0 <= fraction <= 1:
         raise ValueError(f"fraction must be in [0, 1], got {fraction}")
-    # 0.55 * 100 is 55.00000000000001 in floating point: without the tolerance that boundary would be step 56.
+    # 0.55 * 100 is 55.00000000000001 in floating point: without the tolerance this boundary would be step 56.
     return math.ceil(fraction * total_steps - 1e-6)
 
 
@@ -49,10 +49,10 @@ def constant(peak: float) -> Schedule:
 
 
 def multi_step(peak: float, milestones: Sequence[tuple[int, float]]) -> Schedule:
-    """Return the peak times the factor of the last milestone that was passed.
+    """Return the peak times the factor of the last passed milestone.
 
-    A milestone `(first_step, factor)` holds from that step. Factors multiply the peak, not each other. Of two
-    milestones at one step, as very short runs have them, the second one holds.
+    A milestone `(first_step, factor)` holds from this step on. Factors multiply the peak, not each other. Of two
+    milestones at the same step, as in very short runs, the second one holds.
 
     Raises:
         ValueError: a peak or factor that is not positive, or steps that fall.
@@ -77,11 +77,11 @@ def multi_step(peak: float, milestones: Sequence[tuple[int, float]]) -> Schedule
 
 
 def polynomial(peak: float, *, start_step: int, end_step: int, power: float, end_rate: float) -> Schedule:
-    """Return a rate that falls from the peak as a power of what is left of an interval of steps.
+    """Return a rate that falls from the peak as a power of the remaining part of an interval of steps.
 
         rate(s) = end_rate + (peak - end_rate) * (1 - t)^power,  t = (s - start_step) / (end_step - start_step)
 
-    Before `start_step` it is the peak, and from `end_step` on the end rate.
+    Before `start_step` the rate is the peak, and from `end_step` on the end rate.
 
     Raises:
         ValueError: a peak or power that is not positive, an end rate below 0 or above the peak, or an interval that
@@ -98,7 +98,7 @@ def cosine(peak: float, *, start_step: int, end_step: int, end_rate: float) -> S
 
         rate(s) = end_rate + (peak - end_rate) * (1 + cos(pi * t)) / 2,  t = (s - start_step) / (end_step - start_step)
 
-    Before `start_step` it is the peak, and from `end_step` on the end rate.
+    Before `start_step` the rate is the peak, and from `end_step` on the end rate.
 
     Raises:
         ValueError: as `polynomial`.
@@ -109,7 +109,7 @@ def cosine(peak: float, *, start_step: int, end_step: int, end_rate: float) -> S
 
 
 def constant_warmup(schedule: Schedule, warmup_steps: int, factor: float) -> Schedule:
-    """Return a schedule that is a part of the given one over the first steps.
+    """Return a schedule that is a constant part of the given one in the first steps.
 
     Raises:
         ValueError: a negative number of steps, or a factor that is not positive.
@@ -122,7 +122,7 @@ def constant_warmup(schedule: Schedule, warmup_steps: int, factor: float) -> Sch
 
 
 def gradual_warmup(schedule: Schedule, warmup_steps: int, start_rate: float = 0.0) -> Schedule:
-    """Return a schedule that rises over the first steps to the given one.
+    """Return a schedule that rises to the given one in the first steps.
 
         rate(s) = start_rate + (schedule(s) - start_rate) * (s + 1) / warmup_steps for s < warmup_steps
         rate(s) = schedule(s) afterwards

@@ -12,7 +12,7 @@ class FolderArchive(Section):
     """A raw archive that `prepare` reads from a folder."""
 
     root: str = Field(min_length=1)
-    """Folder of the archive, as published: a path, or a URL that fsspec knows (`s3://bucket/folder`)."""
+    """Folder of the archive, as published: a path, or a URL that fsspec supports (`s3://bucket/folder`)."""
 
 
 class BigEarthNetV2Config(FolderArchive):
@@ -20,9 +20,9 @@ class BigEarthNetV2Config(FolderArchive):
 
     kind: Literal["bigearthnet_v2"]
     include_flagged: bool = False
-    """Whether to include the patches with snow, clouds or shadows, which have a metadata file of their own."""
+    """Whether to include the patches with snow, clouds or shadows, which have a separate metadata file."""
     sentinel1: bool | None = None
-    """Whether to read `BigEarthNet-S1` as a further image group; null reads it where it exists."""
+    """Whether to read `BigEarthNet-S1` as another image group; null reads it if it exists."""
 
 
 class BigEarthNetV1Config(FolderArchive):
@@ -54,33 +54,33 @@ class ImageFolderConfig(FolderArchive):
 
     kind: Literal["image_folder"]
     image_size: int | None = Field(default=None, gt=0)
-    """Side in pixels of the squares that images are resized and cropped to; null: the size that most have."""
+    """Side in pixels of the squares to which images are resized and cropped; null: the most frequent size."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of the stratified splits."""
     split_fractions: list[float] = Field(default=[0.7, 0.15, 0.15])
-    """Fractions of train, validation and test, used where the folders are classes."""
+    """Fractions of train, validation and test, used if the folders are classes."""
     validation_fraction: float = Field(default=0.1, ge=0, lt=1)
-    """Part of train that becomes validation, where the folders are splits and none is called validation."""
+    """Part of train that becomes validation, if the folders are splits and none is called validation."""
 
 
 class TableConfig(FolderArchive):
-    """Parquet files with a column of encoded images, as Hugging Face's image datasets come; or of a DataFrame."""
+    """Parquet files with a column of encoded images, as in Hugging Face's image datasets; or a DataFrame."""
 
     kind: Literal["table"]
     image: str = Field(default="image", min_length=1)
     """Column of JPEG or PNG images: their bytes, or a struct with a field `bytes`."""
     label: str = Field(default="label", min_length=1)
-    """Column of labels: a text or an integer for one class, a list of them for several."""
+    """Column of labels: a text or an integer for one class, a list of texts or integers for several classes."""
     split: str | None = Field(default=None, min_length=1)
-    """Column of the splits' names; null: the names of files or folders say it, or the splits are drawn."""
+    """Column of the splits' names; null: names of files or folders give the split, or the splits are drawn."""
     image_size: int | None = Field(default=None, gt=0)
-    """Side in pixels of the squares that images are resized and cropped to; null: the size that most have."""
+    """Side in pixels of the squares to which images are resized and cropped; null: the most frequent size."""
     seed: int = Field(default=0, ge=0, lt=2**32)
-    """Seed of the splits that the table lacks."""
+    """Seed of the draw of missing splits."""
     split_fractions: list[float] = Field(default=[0.7, 0.15, 0.15])
-    """Fractions of train, validation and test, used where neither a column nor names say the split."""
+    """Fractions of train, validation and test, used if neither a column nor names give the split."""
     validation_fraction: float = Field(default=0.1, ge=0, lt=1)
-    """Part of train that becomes validation, where there are splits and none is called validation."""
+    """Part of train that becomes validation, if splits exist and none is called validation."""
 
 
 class SyntheticConfig(Section):
@@ -98,13 +98,13 @@ class SyntheticConfig(Section):
 
 
 class ImportedArchiveConfig(Section):
-    """Any archive of yours: a class or function that returns a `pipelines.archives.archive.Archive`."""
+    """Your own archive: a class or function that returns a `pipelines.archives.archive.Archive`."""
 
     kind: Literal["import"]
     path: ImportPath
     """What to import, `package.module:object`; driver and executors need its module."""
     settings: dict[str, Any] = Field(default={})
-    """Keyword arguments for it."""
+    """Keyword arguments of the imported object."""
 
 
 ArchiveConfig = Annotated[

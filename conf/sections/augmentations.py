@@ -9,54 +9,55 @@ from conf.sections.section import Member, member_names
 
 
 class AugmentationBase(Member):
-    """What all augmentations share: they are drawn anew for every sample and epoch."""
+    """The settings that all augmentations share. Random numbers are drawn per sample and epoch."""
 
     @property
     def turns(self) -> bool:
-        """Whether images are turned by quarters, which needs squares."""
+        """Whether images are rotated by quarter turns, which requires square images."""
         return False
 
 
 class NoAugmentationConfig(AugmentationBase):
-    """Training images stay as they are."""
+    """Training images are not changed."""
 
     name: Literal["none"] = "none"
 
 
 class FlipsConfig(AugmentationBase):
-    """Images are mirrored left and right, top and bottom, each half of the time."""
+    """Images are mirrored left to right and top to bottom, each with probability 1/2."""
 
     name: Literal["flips"] = "flips"
 
 
 class DihedralConfig(AugmentationBase):
-    """Images are flipped and turned by quarters; squares only."""
+    """Images are mirrored and rotated by quarter turns; square images only."""
 
     name: Literal["dihedral"] = "dihedral"
 
     @property
     def turns(self) -> bool:
-        """Whether images are turned by quarters, which needs squares."""
+        """Whether images are rotated by quarter turns, which requires square images."""
         return True
 
 
 class PadCropConfig(AugmentationBase):
-    """Images are padded and cropped to their size at a random place, and mirrored; a square of them may be cut out."""
+    """Images are padded, cropped to their size at a random place, and mirrored; a square may be cut out."""
 
     name: Literal["pad_crop"] = "pad_crop"
     padding: int = Field(default=4, gt=0, le=1024)
-    """Pixels of the finest image group on each side; a multiple of what one pixel of every coarser group covers."""
+    """Pixels of the finest image group on each side; a multiple of the pixels that one pixel of every coarser group
+    covers."""
     fill: Literal["reflect", "zero"] = "reflect"
     """Pixels of the padding: the image mirrored at its border, or stored values of 0."""
     mirror: bool = True
     """Whether half of the crops are mirrored left and right."""
     cutout: int = Field(default=0, ge=0, le=1024)
-    """Side of a square, at a random place inside the crop, that is filled with the crop's mean; 0: none. In pixels of
-    the finest image group; a multiple of what one pixel of every coarser group covers."""
+    """Side, in pixels of the finest image group, of a square at a random place inside the crop that is filled with the
+    crop's mean. It is a multiple of the pixels that one pixel of every coarser group covers; 0: no square."""
 
 
 class ImportedAugmentationConfig(Imported, AugmentationBase):
-    """Any function of yours from images and seeds to images."""
+    """Your own function from images and seeds to images."""
 
     name: Literal["import"] = "import"
 

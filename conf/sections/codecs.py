@@ -9,23 +9,23 @@ from conf.sections.section import Member, Section, member_names
 
 
 class CodecMember(Member):
-    """What all codecs share."""
+    """The settings that all codecs share."""
 
     overflow_remedy: ClassVar[str] = ""
-    """What to do when a mean of gradients leaves the codec's range, where that is smaller than float32's."""
+    """Action when a mean of gradients exceeds the codec's range, if this range is smaller than float32's."""
 
     @property
     def keeps_residual(self) -> bool:
-        """Whether what was not sent is added to the next gradient."""
+        """Whether the residual, which was not sent, is added to the next gradient."""
         return bool(getattr(self, "error_feedback", False))
 
 
 class AlwaysWithResidual(CodecMember):
-    """What codecs share that cannot do without error feedback."""
+    """The settings of codecs that require error feedback."""
 
     @property
     def keeps_residual(self) -> bool:
-        """Whether what was not sent is added to the next gradient."""
+        """Whether the residual, which was not sent, is added to the next gradient."""
         return True
 
 
@@ -45,8 +45,9 @@ class Fp16Config(CodecMember):
 
     name: Literal["fp16"] = "fp16"
     prescale: float = Field(default=1.0, gt=0)
-    """Multiplies before the rounding and is divided out after it: shifts the window from 6e-8 to 65504. Unless
-    `sum_in_float32`, what is rounded is divided by the number of workers before: among many, set about that number."""
+    """Factor before the rounding that is divided out after it: it shifts the window from 6e-8 to 65504. Without
+    `sum_in_float32`, gradients are divided by the number of workers before the rounding: with many workers, set about
+    that number."""
     sum_in_float32: bool = False
     """Send half floats as bytes and sum them in float32: faster on CPUs, one more rounding."""
 
@@ -56,9 +57,9 @@ class Bf16Config(CodecMember):
 
     name: Literal["bf16"] = "bf16"
     prescale: float = Field(default=1.0, gt=0)
-    """Multiplies before the rounding and is divided out after it."""
+    """Factor before the rounding that is divided out after it."""
     error_feedback: bool = False
-    """Whether what the rounding lost is added to the next gradient."""
+    """Whether the rounding error is added to the next gradient."""
 
 
 class OneBitConfig(CodecMember):
@@ -66,7 +67,7 @@ class OneBitConfig(CodecMember):
 
     name: Literal["onebit"] = "onebit"
     error_feedback: bool = True
-    """Whether what was not sent is added to the next gradient; off for comparison only."""
+    """Whether the residual is added to the next gradient; false is for comparison only."""
 
 
 class ScaledSignConfig(CodecMember):
@@ -74,7 +75,7 @@ class ScaledSignConfig(CodecMember):
 
     name: Literal["scaled_sign"] = "scaled_sign"
     error_feedback: bool = True
-    """Whether what was not sent is added to the next gradient; off for comparison only."""
+    """Whether the residual is added to the next gradient; false is for comparison only."""
 
 
 class QSGDConfig(CodecMember):
@@ -90,7 +91,7 @@ class QSGDConfig(CodecMember):
     owner_bits: int | None = None
     """Bits per element in which the mean is sent, 2 to 8, or 32 for the exact mean; null: as `bits`."""
     error_feedback: bool = False
-    """Whether what the rounding lost is added to the next gradient."""
+    """Whether the rounding error is added to the next gradient."""
 
     @field_validator("owner_bits")
     @classmethod
@@ -105,23 +106,22 @@ class NormSparsifierConfig(CodecMember):
 
     name: Literal["norm_sparsifier"] = "norm_sparsifier"
     exact_mean: bool = True
-    """Whether the mean is sent as it is; otherwise its elements are drawn once more, with 15 to 25 times
-    the error."""
+    """Whether the exact mean is sent; otherwise its elements are drawn again, with 15 to 25 times the error."""
 
 
 class ThresholdConfig(AlwaysWithResidual):
-    """Plus or minus tau for every element whose residual reached tau (Strom 2015)."""
+    """Plus or minus tau for every element with a residual of at least tau (Strom 2015)."""
 
     name: Literal["threshold"] = "threshold"
     tau: float = Field(gt=0)
-    """Threshold in units of the gradient; near the magnitude of large ones."""
+    """Threshold in units of the gradient; it should be near the magnitude of large gradients."""
 
 
 class DensityUntil(Section):
     """A density that holds for the first steps of a run."""
 
     before_step: int = Field(gt=0)
-    """First step at which it no longer holds; with `training.mode=local` the first exchange."""
+    """First step at which this value no longer holds; with `training.mode=local` the first exchange."""
     density: float = Field(gt=0, le=1)
     """Part of the elements that is sent at a step."""
 
@@ -130,7 +130,7 @@ class RankUntil(Section):
     """A rank that holds for the first steps of a run."""
 
     before_step: int = Field(gt=0)
-    """First step at which it no longer holds; with `training.mode=local` the first exchange."""
+    """First step at which this value no longer holds; with `training.mode=local` the first exchange."""
     rank: int = Field(ge=1)
     """Number of columns of each factor."""
 
@@ -147,7 +147,7 @@ def _check_rising(key: str, entries: Sequence[_Entry]) -> None:
 
 
 class SparseConfig(CodecMember):
-    """What codecs share that send a part of the elements."""
+    """The settings of codecs that send a part of the elements."""
 
     density: float = Field(default=0.01, gt=0, le=1)
     """Part of the elements that is sent at a step."""
@@ -161,7 +161,7 @@ class SparseConfig(CodecMember):
         return entries
 
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments for the constructor; the schedule as pairs."""
+        """Return the keyword arguments of the constructor, with the schedule as pairs."""
         pairs = [(entry.before_step, entry.density) for entry in self.density_schedule]
         return {**super().arguments(), "density_schedule": pairs}
 
@@ -173,10 +173,10 @@ class AdaptiveConfig(SparseConfig, AlwaysWithResidual):
 
 
 class LargestConfig(SparseConfig):
-    """What codecs share that send the largest elements."""
+    """The settings of codecs that send the largest elements."""
 
     owner_factor: float = Field(default=2.0, ge=1)
-    """A rank that sums a part for all sends this many times as many elements of the sum as of its own gradient."""
+    """The owner of a part sends this many times as many elements of the sum as of its own gradient."""
 
 
 class TopKConfig(LargestConfig):
@@ -184,7 +184,7 @@ class TopKConfig(LargestConfig):
 
     name: Literal["topk"] = "topk"
     error_feedback: bool = True
-    """Whether what was not sent is added to the next gradient; off for comparison only."""
+    """Whether the residual is added to the next gradient; false is for comparison only."""
 
 
 class RandomKConfig(SparseConfig):
@@ -192,7 +192,7 @@ class RandomKConfig(SparseConfig):
 
     name: Literal["randomk"] = "randomk"
     error_feedback: bool = True
-    """Whether what was not sent is added to the next gradient; without it the elements are scaled to be unbiased."""
+    """Whether the residual is added to the next gradient; otherwise the elements are scaled to be unbiased."""
 
 
 class DGCConfig(LargestConfig, AlwaysWithResidual):
@@ -204,11 +204,12 @@ class DGCConfig(LargestConfig, AlwaysWithResidual):
     momentum: float = Field(default=0.9, ge=0, lt=1)
     """Decay of the velocities that are accumulated before the selection."""
     nesterov: bool = True
-    """Whether to look one momentum step ahead."""
+    """Whether to use Nesterov momentum, which looks one momentum step ahead."""
     masking: bool = True
     """Whether the momentum of an element stops when the element is sent."""
     clip_norm: float | None = Field(default=None, gt=0)
-    """Each rank clips its gradients to this norm over the square root of the number of ranks; null: no clipping."""
+    """Each rank clips its gradients to this norm, divided by the square root of the number of ranks; null: no
+    clipping."""
 
 
 class PowerSGDConfig(CodecMember):
@@ -220,11 +221,11 @@ class PowerSGDConfig(CodecMember):
     rank_schedule: list[RankUntil] = Field(default=[])
     """Other ranks for the first steps, by rising `before_step`."""
     min_compression: float = Field(default=2.0, ge=1)
-    """Tensors that become smaller by less than this factor travel in float32."""
+    """Tensors that the codec compresses by less than this factor are sent in float32."""
     warm_start: bool = True
-    """Whether each step starts from the last step's result."""
+    """Whether each step starts from the previous step's result."""
     error_feedback: bool = True
-    """Whether what was not sent is added to the next gradient; off for comparison only."""
+    """Whether the residual is added to the next gradient; false is for comparison only."""
 
     @field_validator("rank_schedule")
     @classmethod
@@ -233,7 +234,7 @@ class PowerSGDConfig(CodecMember):
         return entries
 
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments for the constructor; the schedule as pairs."""
+        """Return the keyword arguments of the constructor, with the schedule as pairs."""
         pairs = [(entry.before_step, entry.rank) for entry in self.rank_schedule]
         return {**super().arguments(), "rank_schedule": pairs}
 
@@ -243,8 +244,8 @@ class OneBitAdamConfig(AlwaysWithResidual):
 
     name: Literal["onebit_adam"] = "onebit_adam"
     scale: Literal["mean", "norm"] = "mean"
-    """Magnitude of all elements that are sent: the mean one, with the smallest error; or the Euclidean norm over the
-    root of their number, which keeps the norm (DeepSpeed)."""
+    """Magnitude of all sent elements: the mean magnitude, with the smallest error; or the Euclidean norm over the root
+    of their number, which keeps the norm (DeepSpeed)."""
 
 
 CodecConfig = Annotated[
@@ -269,7 +270,7 @@ CODEC_NAMES = member_names(CodecConfig)
 
 
 def overflow_remedy(name: str) -> str:
-    """What to do when a mean of gradients leaves the range of the codec of that name; empty where it is float32's."""
+    """Return the action when a mean of gradients exceeds a codec's range; empty: the range is float32's."""
     members: tuple[type[CodecMember], ...] = get_args(get_args(CodecConfig)[0])
     remedies = dict(zip(CODEC_NAMES, [member.overflow_remedy for member in members], strict=True))
     return remedies.get(name, "")

@@ -9,20 +9,21 @@ from conf.sections.section import Section
 
 
 class ExchangeConfig(Section):
-    """What travels between the ranks."""
+    """The settings of the messages between the ranks."""
 
     codec: CodecConfig = NoneConfig()
     """The codec's name with its settings; a name alone takes the defaults."""
     dense_below: int = Field(default=1024, ge=0)
-    """Tensors with fewer elements travel in float32, as all biases and gains do."""
+    """Tensors with fewer elements are sent in float32, as all biases and gains are."""
     bucket_mib: float | None = Field(default=8.0, gt=0)
-    """Gradients up to this size travel together, last layers first, during the backward pass; null: all at once."""
+    """Largest size of a bucket of gradients that are sent together, last layers first, during the backward pass; null:
+    one bucket."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Number of first optimizer steps in which everything travels in float32; with `training.mode=local`
-    of first exchanges."""
+    """Number of first optimizer steps in which everything is sent in float32; with `training.mode=local`, of first
+    exchanges."""
     rescale_residual: bool = True
-    """Whether the residual keeps its weight when the learning rate changes."""
+    """Whether the residual is rescaled when the learning rate changes, so that its updates keep their size."""
 
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments for the exchange, all but the codec."""
+        """Return the keyword arguments of the exchange, without the codec."""
         return self.model_dump(exclude={"codec"})

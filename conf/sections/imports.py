@@ -1,4 +1,4 @@
-"""Parts that are not this project's own: named by an import path and found when they are needed."""
+"""The settings of parts from outside this project, which are named by an import path and imported when needed."""
 
 import re
 from typing import Annotated, Any
@@ -22,9 +22,9 @@ ImportPath = Annotated[str, AfterValidator(_check_form)]
 
 
 class Imported(Member):
-    """A part by import path; every worker must have its module: installed, on PYTHONPATH, or with --py-files."""
+    """A part by import path. Every worker needs its module: installed, on PYTHONPATH, or with --py-files."""
 
     path: ImportPath
     """What to import, `package.module:object`; this runs the module's code on driver and workers."""
     settings: dict[str, Any] = Field(default={})
-    """Keyword arguments for it."""
+    """Keyword arguments of the imported object."""

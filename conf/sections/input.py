@@ -1,4 +1,4 @@
-"""How images reach the network, whichever network it is."""
+"""The settings of the images that reach the network, for every network."""
 
 import itertools
 from typing import Literal
@@ -11,28 +11,28 @@ from conf.sections.section import Section
 
 
 class ResolutionPart(Section):
-    """Epochs in which the network is trained on smaller images."""
+    """A period of epochs that trains the network on smaller images."""
 
     until: Boundary
-    """Place of the run where they end, written as in `schedule`. The size changes between two epochs: an epoch that has
-    begun before this place is trained to its end."""
+    """Place of the run where these epochs end, written as in `schedule`. The size changes between two epochs: an epoch
+    that starts before this place is trained to its end."""
     scale: float = Field(gt=0, lt=1)
-    """Height and width of the images, as part of the full ones; a whole number of pixels."""
+    """Height and width of the images, as a fraction of the full ones; the result must be whole pixels."""
 
 
 class InputConfig(Section):
-    """The layers before the network, which are part of the logged model; augmentation and smaller images are not."""
+    """The layers before the network, which belong to the logged model; augmentation and smaller images do not."""
 
     bands: list[str] | None = Field(default=None, min_length=1)
     """Names of the dataset's bands that the network sees, in this order; null: all, in the dataset's order. The logged
-    model takes whole image groups, but not those of which no band is named."""
+    model takes whole image groups. It does not take groups without a named band."""
     upsampling: Literal["nearest", "bilinear", "bicubic"] = "nearest"
-    """How coarser image groups reach the finest one's resolution."""
+    """Interpolation that brings coarser image groups to the finest resolution."""
     augmentation: AugmentationConfig = NoAugmentationConfig()
-    """What is done to training images, drawn anew every epoch."""
+    """Augmentation of the training images; its random numbers are drawn every epoch."""
     resolution_schedule: list[ResolutionPart] = Field(default=[])
-    """Training at growing resolution, such as [{until: {fraction: 0.4}, scale: 0.5}]: smaller images first, which take
-    less time, then the full ones. Validation and the logged model have full images always. Empty: so has training."""
+    """Training at growing resolution, such as [{until: {fraction: 0.4}, scale: 0.5}]: first smaller images, which take
+    less time, then full ones. Validation and the logged model always use full images. Empty: training does too."""
 
     @field_validator("bands")
     @classmethod
@@ -54,7 +54,7 @@ class InputConfig(Section):
         return parts
 
     def places(self) -> list[tuple[str, Boundary]]:
-        """Every place of the run by its key, in the order in which they must come."""
+        """Return every place of the run by its key, in the required order."""
         return [
             (f"input.resolution_schedule[{number}].until", part.until)
             for number, part in enumerate(self.resolution_schedule)

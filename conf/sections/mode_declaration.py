@@ -1,4 +1,4 @@
-"""What a training mode declares to the rest of the product; no TensorFlow."""
+"""The declaration of a training mode for the rest of the product, without TensorFlow."""
 
 import sys
 from collections.abc import Container, Mapping, Sequence
@@ -7,35 +7,35 @@ from typing import Any, ClassVar, NamedTuple
 
 
 class Refusal(NamedTuple):
-    """A setting that has values with which a mode does not go; the error is `key=value reason: remedy`."""
+    """A setting with values that do not fit a mode; the error is `key=value reason: remedy`."""
 
     key: str
-    """Such as `training.precision`; the values of a choice, such as `exchange.codec`, are its names."""
+    """Key, such as `training.precision`; the values of a choice, such as `exchange.codec`, are its names."""
     allowed: Container[Any]
-    """Null and empty lists are allowed beside these."""
+    """Allowed values, in addition to null and empty lists."""
     reason: str
     remedy: str
 
 
 class Idle(NamedTuple):
-    """A setting that has no effect with a mode, which is a mistake of whoever chose it."""
+    """A setting that has no effect with a mode, which is a mistake of the user."""
 
     key: str
     reason: str
     where: Mapping[str, Container[Any]] = {}
-    """Only where all these other settings have one of these values."""
+    """Other settings with values; the rule holds only if each of these settings has one of its values."""
     per_run: bool = False
-    """Whether these other settings change from run to run."""
+    """Whether these other settings usually differ between runs."""
 
 
 class Beginning(NamedTuple):
-    """A setting that delays what a mode is for."""
+    """A setting that delays the effect of a mode."""
 
     key: str
     steps: int
-    """Optimizer steps before it."""
+    """Number of optimizer steps before the effect."""
     meaning: str
-    """What happens if the run ends before."""
+    """Text for the case that the run ends before the effect."""
 
 
 @dataclass(frozen=True)
@@ -45,45 +45,45 @@ class AllBut:
     refused: tuple[Any, ...]
 
     def __contains__(self, value: object) -> bool:
-        """Whether a value is none of these."""
+        """Return whether a value is none of the exceptions."""
         return value not in self.refused
 
 
 def multiples_of(number: int) -> range:
-    """All multiples of a number."""
+    """Return all multiples of a number."""
     return range(0, sys.maxsize, number)
 
 
 class ModeDeclaration:
-    """What the rest of the product knows of a training mode, and all that it asks.
+    """All that the rest of the product knows and asks about a training mode.
 
-    A mode of yours is a class that inherits this one, in a module that imports no TensorFlow. Driver and workers make
-    it with `training.mode.settings` as keyword arguments.
+    Your own mode is a class that inherits this one, in a module that does not import TensorFlow. Driver and workers
+    create it with `training.mode.settings` as keyword arguments.
     """
 
     implementation: ClassVar[str] = ""
-    """Import path of the function that makes the mode on a rank, see `pipelines.training.step.mode.MakeMode`. The
-    modes of this project have it in a table instead."""
+    """Import path of the function that creates the mode on a rank, see `pipelines.training.step.mode.MakeMode`. The
+    modes of this project use a table instead."""
     not_in_place: ClassVar[str] = ""
-    """Why training cannot continue in place where a worker's process dies; empty: it can."""
+    """Why training cannot continue in place after a worker's process died; empty: it can."""
     is_lock_step: ClassVar[bool] = False
-    """Whether each step applies the mean of the gradients that all workers have computed in it: `groundswell scale`
-    predicts such steps, and `groundswell find-rate` takes them, whatever the mode is."""
+    """Whether each step applies the mean of all workers' gradients of this step: `groundswell scale` predicts such
+    steps, and `groundswell find-rate` runs them in every mode."""
     is_tried_by_find_batch: ClassVar[bool] = True
-    """Whether `groundswell find-batch` can take its steps in this mode; else it takes those of `synchronous`."""
+    """Whether `groundswell find-batch` can run its steps in this mode; otherwise it runs steps of `synchronous`."""
     keeps_by_path: ClassVar[bool] = False
-    """Whether it tells variables apart by their paths, which must differ then."""
+    """Whether the mode identifies variables by their paths, which must then differ."""
     metrics: ClassVar[Mapping[str, str]] = {}
-    """Its figures of an epoch: what each one means, in a line without a full stop."""
+    """The mode's figures of an epoch, each with its meaning in a line without a full stop."""
 
     @property
     def layout(self) -> str:
-        """Name of what a checkpoint holds: a training may change its mode where this stays the same."""
+        """Name of the content of a checkpoint: a training may change its mode if this name stays the same."""
         return f"{type(self).__module__}:{type(self).__qualname__}"
 
     @property
     def ranks_per_copy(self) -> int:
-        """Consecutive workers that hold one copy of the model between them, and take the same samples."""
+        """Number of consecutive workers that together hold one copy of the model and use the same samples."""
         return 1
 
     @property
@@ -92,21 +92,21 @@ class ModeDeclaration:
         return 0
 
     def refusals(self) -> Sequence[Refusal]:
-        """The settings with which it does not go; an error names the first one."""
+        """Return the settings that do not fit the mode; an error names the first one."""
         return ()
 
     def idle(self) -> Sequence[Idle]:
-        """The settings that have no effect."""
+        """Return the settings that have no effect."""
         return ()
 
     def beginning(self) -> Beginning | None:
-        """What must begin before the run ends."""
+        """Return the effect that must begin before the run ends."""
         return None
 
     def exchanges(self, epochs: int, steps_per_epoch: int) -> int | None:
-        """About how many times the workers exchange something in a run; None: in every step."""
+        """Return the approximate number of the workers' exchanges in a run; None: one in every step."""
         return None
 
     def wanted_exchanges(self) -> tuple[str, int] | None:
-        """A setting with its value, and the number of exchanges that it wants at least; None: any number will do."""
+        """Return a setting with its value, and the least number of exchanges that it needs; None: no limit."""
         return None

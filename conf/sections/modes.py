@@ -19,14 +19,14 @@ NO_AVERAGE = "set training.ema=null"
 NO_TRACE = "set training.trace_steps=null"
 OWN_BATCH_NORM = "set model.batch_norm_ranks=1"
 PUSHED_CODECS = ("none", "onebit", "topk")
-"""Codecs whose first message holds all that a worker says, for the training mode `parameter_server`."""
+"""Codecs whose first message contains all that a worker sends, for the training mode `parameter_server`."""
 _APART = "with training.mode=parameter_server workers step at different times"
 _UPDATES_PER_AVERAGE = 10
 _TENSORFLOW = "tensorflow"
 
 
 class ModeSettings(Member, ModeDeclaration):
-    """The settings of a mode of this project, which is its own declaration."""
+    """The settings of a mode of this project, which are also its declaration."""
 
     @property
     def layout(self) -> str:
@@ -35,7 +35,7 @@ class ModeSettings(Member, ModeDeclaration):
 
     @property
     def declaration(self) -> ModeDeclaration:
-        """What the rest of the product knows of the mode."""
+        """The declaration of the mode for the rest of the product."""
         return self
 
 
@@ -68,14 +68,14 @@ class SynchronousConfig(ModeSettings):
 
 
 class OuterConfig(Section):
-    """The update of the common weights by the mean of the ways that the workers went; 1 and 0 average their weights."""
+    """The update of the common weights by the mean of the workers' changes; 1 and 0 average the workers' weights."""
 
     rate: float = Field(default=1.0, gt=0)
     """Learning rate of the common weights: the block learning rate of BMUF, 0.7 in DiLoCo."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """Momentum of the common weights: the block momentum of BMUF, 0.9 in DiLoCo."""
     nesterov: bool = True
-    """Whether to look one momentum step ahead."""
+    """Whether to use Nesterov momentum, which looks one momentum step ahead."""
 
 
 class LocalConfig(ModeSettings):
@@ -83,13 +83,13 @@ class LocalConfig(ModeSettings):
 
     name: Literal["local"] = "local"
     every_steps: int = Field(default=8, gt=0)
-    """Optimizer steps from one exchange to the next; the last step of an epoch exchanges too."""
+    """Number of optimizer steps between two exchanges; the last step of an epoch exchanges too."""
     local_after_steps: int = Field(default=0, ge=0)
     """Number of first optimizer steps that average gradients in float32, as synchronous training does."""
     outer: OuterConfig = OuterConfig()
 
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments for the constructor of that name."""
+        """Return the keyword arguments of the constructor of that name."""
         return {**self.model_dump(exclude={"name", "outer"}), **self.outer.model_dump()}
 
     @property
@@ -157,12 +157,13 @@ class LocalConfig(ModeSettings):
         momentum = self.outer.momentum
         if not momentum:
             return None
-        # Momentum m averages about the last 1 / (1 - m) updates; a run with only a few times as many does not get far.
+        # Momentum m averages about the last 1 / (1 - m) updates; a run with only a few times as many makes little
+        # progress.
         return f"training.mode.outer.momentum={momentum:g}", round(_UPDATES_PER_AVERAGE / (1 - momentum))
 
 
 class DelayedConfig(ModeSettings):
-    """Every step applies the mean gradient of the step before it, which travels while the step computes."""
+    """Every step applies the mean gradient of the previous step, which is exchanged while the step computes."""
 
     name: Literal["delayed"] = "delayed"
 
@@ -187,7 +188,7 @@ class DelayedConfig(ModeSettings):
 
 
 class PipelineConfig(ModeSettings):
-    """Some consecutive workers hold one copy of the network, each a stage, and pass micro-batches on (GPipe)."""
+    """Some consecutive workers hold one copy of the network, one stage each, and pass micro-batches on (GPipe)."""
 
     not_in_place: ClassVar[str] = (
         "replaces one worker by a spare that computes as any other, and with training.mode=pipeline the others hold "
@@ -200,7 +201,8 @@ class PipelineConfig(ModeSettings):
     }
     name: Literal["pipeline"] = "pipeline"
     stages: int = Field(default=2, ge=2, le=4)
-    """Workers of one pipeline, which divide launch.num_workers; training.accumulation_steps are its micro-batches."""
+    """Number of workers of one pipeline; it divides launch.num_workers. training.accumulation_steps are its
+    micro-batches."""
 
     @property
     def layout(self) -> str:
@@ -294,23 +296,23 @@ class ParameterServerConfig(ModeSettings):
     }
     name: Literal["parameter_server"] = "parameter_server"
     synchrony: Literal["async", "ssp", "backup"] = "async"
-    """`async`: no worker waits; `ssp`: for those that are `bound` steps behind; `backup`: for all but `backup_workers`
-    in every step."""
+    """`async`: no worker waits; `ssp`: a worker waits for workers that are `bound` steps behind; `backup`: every step
+    waits for all workers but `backup_workers`."""
     bound: int = Field(default=3, ge=0)
-    """Steps by which a worker may be ahead of the slowest one, with `ssp`."""
+    """Largest number of steps that a worker may be ahead of the slowest one, with `ssp`."""
     backup_workers: int = Field(default=1, ge=0)
-    """Workers whose gradients no step waits for, with `backup`; 0 is synchronous training."""
+    """Number of workers that no step waits for, with `backup`; 0 is synchronous training."""
     fetch_every: int = Field(default=1, gt=0)
-    """Steps of a worker from one fetch of the weights to the next, with `async`."""
+    """Number of a worker's steps between two fetches of the weights, with `async`."""
     push_every: int = Field(default=1, gt=0)
-    """Steps of a worker whose gradients are pushed as one sum, with `async`."""
+    """Number of a worker's steps whose gradients are pushed as one sum, with `async`."""
     staleness_aware: bool = False
     """Whether a gradient that comes later than usual is applied at a lower rate, with `async` and `ssp`."""
     synchronous_steps: int = Field(default=0, ge=0)
-    """Number of first optimizer steps in lock step, with `async` and `ssp`."""
+    """Number of first optimizer steps that are synchronous, with `async` and `ssp`."""
 
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments for the constructor of that name; what this synchrony does not have is neutral."""
+        """Return the keyword arguments of the constructor of that name; settings of other synchronies are neutral."""
         backup = self.synchrony == "backup"
         free = self.synchrony == "async"
         return {
@@ -388,16 +390,17 @@ class ParameterServerConfig(ModeSettings):
 
 
 class ImportedModeConfig(Imported):
-    """Any training mode of yours."""
+    """Your own training mode."""
 
     name: Literal["import"] = "import"
 
     @property
     def declaration(self) -> ModeDeclaration:
-        """The declaration that the path names, made with the settings.
+        """The declaration at the path, created with the settings.
 
         Raises:
-            ValueError: It cannot be imported or made, is no declaration, or its module imports TensorFlow; in one line.
+            ValueError: The import or the creation fails, the object is no declaration, or its module imports
+                TensorFlow. The message is one line.
         """
         module, _, name = self.path.partition(":")
         had_tensorflow, setting = _TENSORFLOW in sys.modules, f"training.mode.path={self.path}"
@@ -406,7 +409,7 @@ class ImportedModeConfig(Imported):
             named = {getattr(each, "__name__", "").partition(".")[0] for each in vars(imported).values()}
             brings_tensorflow = named & {_TENSORFLOW, "keras"} or (_TENSORFLOW in sys.modules and not had_tensorflow)
             found = None if brings_tensorflow else getattr(imported, name)(**self.settings)
-        except Exception as error:  # whatever code of somebody else raises
+        except Exception as error:  # foreign code may raise any exception
             text = " ".join(str(error).split())
             raise ValueError(f"{setting}: {type(error).__name__}: {text}") from None
         if brings_tensorflow:
@@ -426,4 +429,4 @@ ModeConfig = Annotated[
 
 MODE_NAMES = member_names(ModeConfig)
 MODES = {mode.model_fields["name"].default: mode for mode in ModeSettings.__subclasses__()}
-"""The modes of this project by name, which are their own declarations."""
+"""The settings of this project's modes by name, which are also their declarations."""

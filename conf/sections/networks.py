@@ -9,33 +9,34 @@ from conf.sections.section import Member, member_names
 
 
 class NetworkConfig(Member):
-    """What all networks share: how ranks train them together."""
+    """The settings that all networks share."""
 
     batch_norm_ranks: int | Literal["all"] = 1
-    """Consecutive ranks over whose batches batch norm takes its statistics: 1, each rank its own (Goyal et al.);
-    a number that divides launch.num_workers (MLPerf's span); or all. Two sums over them per layer and micro-batch."""
+    """Number of consecutive ranks over whose batches batch norm takes its statistics: 1, each rank alone (Goyal et
+    al.); a number that divides launch.num_workers (MLPerf's span); or all. It costs two sums over these ranks per layer
+    and micro-batch."""
 
     @property
     def shortest_side(self) -> int:
-        """Pixels of the smallest images on which the network has a pixel left after its last stage."""
+        """Side of the smallest images, in pixels, for which the last stage still has a pixel."""
         return 1
 
     @property
     def least_side(self) -> int:
-        """Pixels of the smallest images that the network takes at all."""
+        """Side of the smallest images, in pixels, that the network accepts."""
         return 1
 
     @property
     def whitens(self) -> bool:
-        """Whether the first convolution whitens patches, by images of the training split."""
+        """Whether the first convolution whitens patches, with statistics of training images."""
         return False
 
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments for the constructor of that name; how ranks work together is no matter of a network."""
+        """Return the keyword arguments of the constructor of that name, without the settings for several ranks."""
         return self.model_dump(exclude={"name", "batch_norm_ranks"})
 
     def batch_norm_span(self, workers: int) -> int:
-        """Number of ranks over which batch norm takes its statistics, of so many."""
+        """Return the number of ranks over which batch norm takes its statistics, for `workers` ranks."""
         return workers if self.batch_norm_ranks == "all" else self.batch_norm_ranks
 
     @field_validator("batch_norm_ranks", mode="before")
@@ -47,7 +48,7 @@ class NetworkConfig(Member):
 
 
 class ResidualConfig(NetworkConfig):
-    """What residual networks share."""
+    """The settings that residual networks share."""
 
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Rate of the dropout before the last layer."""
@@ -68,7 +69,7 @@ class ResNetConfig(ResidualConfig):
 
     @property
     def shortest_side(self) -> int:
-        """Two pixels for each of five halvings."""
+        """The network halves the image five times: 2**5 pixels."""
         return 32
 
 
@@ -77,18 +78,19 @@ class ResNetCifarConfig(ResidualConfig):
 
     name: Literal["resnet_cifar"] = "resnet_cifar"
     depth: Literal[2, 8, 20, 32, 44, 56, 110] = 20
-    """Number of layers with weights; 2 and 8 are not published: 8 is for a first try, 2 only to try all the rest."""
+    """Number of layers with weights. 2 and 8 are not published: 8 is for a first try, 2 only for tests of the other
+    parts."""
     width_factor: float = Field(default=1.0, gt=0, le=16)
     """Scales every channel count; 1.0 is the published network."""
     preactivation: bool = False
-    """Whether normalisation and activation come before a convolution (He et al. 2016, identity mappings)."""
+    """Whether normalisation and activation precede a convolution (He et al. 2016, identity mappings)."""
     stem_stride: Literal[1, 2] = 1
-    """Stride of the first convolution: 2 halves the image before the first stage, for images of 64 pixels, or to
-    compute a quarter on smaller ones."""
+    """Stride of the first convolution: 2 halves the image before the first stage, for images of 64 pixels, or for a
+    quarter of the computation on smaller images."""
 
     @property
     def shortest_side(self) -> int:
-        """Two stages halve the image, and the stem may."""
+        """Two stages halve the image, and the stem may halve it too."""
         return 4 * self.stem_stride
 
 
@@ -99,22 +101,22 @@ class ResNet9Config(ResidualConfig):
     width_factor: float = Field(default=1.0, gt=0, le=4)
     """Scales every channel count; 1.0 is the published network."""
     stem_stride: Literal[1, 2] = 1
-    """Stride of the first convolution: 2 halves the image before the first stage, for images of 64 pixels, or to
-    compute a quarter on smaller ones."""
+    """Stride of the first convolution: 2 halves the image before the first stage, for images of 64 pixels, or for a
+    quarter of the computation on smaller images."""
 
     @property
     def shortest_side(self) -> int:
-        """Three stages halve the image, and the stem may."""
+        """Three stages halve the image, and the stem may halve it too."""
         return 8 * self.stem_stride
 
     @property
     def least_side(self) -> int:
-        """The same: a stage without a pixel left to halve is an error."""
+        """The same number, because a stage without a pixel is an error."""
         return self.shortest_side
 
 
 class AirbenchConfig(NetworkConfig):
-    """Seven convolutions for images of 32 x 32 pixels, the first of which whitens patches (Jordan 2024, airbench94)."""
+    """Seven convolutions for images of 32 x 32 pixels; the first one whitens patches (Jordan 2024, airbench94)."""
 
     name: Literal["airbench"] = "airbench"
     width_factor: float = Field(default=1.0, gt=0, le=8)
@@ -129,17 +131,17 @@ class AirbenchConfig(NetworkConfig):
 
     @property
     def least_side(self) -> int:
-        """The same: a stage without a pixel left to halve is an error."""
+        """The same number, because a stage without a pixel is an error."""
         return self.shortest_side
 
     @property
     def whitens(self) -> bool:
-        """It does, by the first rows of the training split."""
+        """The first convolution whitens, with the first rows of the training split."""
         return True
 
 
 class ImportedNetworkConfig(NetworkConfig, Imported):
-    """Any function of yours, or of Keras, that builds a network."""
+    """Your own function, or one of Keras, that builds a network."""
 
     name: Literal["import"] = "import"
 

@@ -1,4 +1,4 @@
-"""The settings of what training minimises, and of what is scored beside the usual metrics."""
+"""The settings of the loss that training minimises, and of additional metrics."""
 
 from typing import Annotated, Literal
 
@@ -15,7 +15,7 @@ class CrossEntropyConfig(Member):
 
 
 class ImportedLossConfig(Imported):
-    """Any function of yours, or of Keras, from targets and logits to one loss per sample."""
+    """Your own function, or one of Keras, from targets and logits to one loss per sample."""
 
     name: Literal["import"] = "import"
 
@@ -24,6 +24,6 @@ LossConfig = Annotated[CrossEntropyConfig | ImportedLossConfig, Field(discrimina
 
 
 class MetricConfig(Imported):
-    """A function from targets and probabilities to a number, as scikit-learn has them; better when higher."""
+    """A function from targets and probabilities to a number, as in scikit-learn; higher is better."""
 
     name: Literal["import"] = "import"

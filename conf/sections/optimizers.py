@@ -10,14 +10,14 @@ Role = Literal["kernel", "bias", "gain", "shift"]
 
 
 class OptimizerBase(Member):
-    """What all optimizers share: the learning rate's peak, and which variables weight decay leaves out."""
+    """The settings that all optimizers share: the peak learning rate, and the variables without weight decay."""
 
     learning_rate: float | None = Field(default=None, gt=0)
-    """Peak learning rate, whatever the global batch is; null: `learning_rate_per_256` gives it."""
+    """Peak learning rate, independent of the global batch; null: it follows from `learning_rate_per_256`."""
     learning_rate_per_256: float | None = Field(default=0.1, gt=0)
-    """Peak learning rate for a global batch of 256; null where `learning_rate` is given."""
+    """Peak learning rate for a global batch of 256; null if `learning_rate` is given."""
     scaling: Literal["linear", "sqrt"] = "linear"
-    """How the peak follows the global batch size, with `learning_rate_per_256`."""
+    """How the peak depends on the global batch size, with `learning_rate_per_256`."""
     weight_decay: float = Field(default=1e-4, ge=0)
     """Coefficient of the weight decay."""
     excluded_roles: list[Role] = Field(default=["bias", "gain", "shift"])
@@ -41,13 +41,13 @@ class OptimizerBase(Member):
         return self
 
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments for the constructor: not the schedule's keys, nor the roles."""
+        """Return the keyword arguments of the constructor, without the schedule's keys and the roles."""
         return self.model_dump(
             exclude={"name", "learning_rate", "learning_rate_per_256", "scaling", "excluded_roles", "unadapted_roles"}
         )
 
     def roles(self) -> dict[str, list[Role]]:
-        """The keyword arguments that are lists of variables, by the roles of these variables."""
+        """Return the keyword arguments that are lists of variables, as the roles of these variables."""
         return {"excluded": self.excluded_roles}
 
 
@@ -55,10 +55,10 @@ class LayerwiseConfig(OptimizerBase):
     """An optimizer with a ratio of norms for each variable."""
 
     unadapted_roles: list[Role] | None = None
-    """Roles of the variables without the ratio of norms, which see the full learning rate; null: `excluded_roles`."""
+    """Roles of the variables without the ratio of norms, which get the full learning rate; null: `excluded_roles`."""
 
     def roles(self) -> dict[str, list[Role]]:
-        """The keyword arguments that are lists of variables, by the roles of these variables."""
+        """Return the keyword arguments that are lists of variables, as the roles of these variables."""
         unadapted = self.excluded_roles if self.unadapted_roles is None else self.unadapted_roles
         return {**super().roles(), "unadapted": unadapted}
 
@@ -68,21 +68,21 @@ class LARSConfig(LayerwiseConfig):
 
     name: Literal["lars"] = "lars"
     learning_rate_per_256: float | None = Field(default=2.9, gt=0)
-    """Peak learning rate for a global batch of 256, where the law of the published rates leads; null where
+    """Peak learning rate for a global batch of 256, extrapolated by the law of the published rates; null if
     `learning_rate` is given."""
     scaling: Literal["linear", "sqrt"] = "sqrt"
-    """How the peak follows the global batch size, with `learning_rate_per_256`; the published rates grow about as the
-    square root."""
+    """How the peak depends on the global batch size, with `learning_rate_per_256`; the published rates grow about as
+    the square root."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
     """Decay of the momentum buffer."""
     nesterov: bool = True
-    """Whether to look one momentum step ahead."""
+    """Whether to use Nesterov momentum, which looks one momentum step ahead."""
     trust_coefficient: float = Field(default=0.001, gt=0)
     """The ratio of a layer's update to its weights at learning rate 1."""
     variant: Literal["mlperf", "outside", "larc", "tensorflow_models"] = "mlperf"
-    """`mlperf`: the learning rate is inside the momentum buffer; `outside`: outside of it, as momentum correction
-    (Goyal et al. 2017) has it; `larc`: the smaller one of learning rate and ratio; `tensorflow_models`: the ratio
-    divides by the norm of gradient and decay together."""
+    """Published variant. `mlperf`: the learning rate is inside the momentum buffer; `outside`: outside the buffer, as
+    in momentum correction (Goyal et al. 2017); `larc`: the smaller of learning rate and ratio; `tensorflow_models`: the
+    ratio divides by the norm of the sum of gradient and decay."""
     epsilon: float = Field(default=0.0, ge=0)
     """Added to the denominator of the ratio."""
 
@@ -92,9 +92,9 @@ class LAMBConfig(LayerwiseConfig):
 
     name: Literal["lamb"] = "lamb"
     learning_rate_per_256: float | None = Field(default=0.0035, gt=0)
-    """Peak learning rate for a global batch of 256; null where `learning_rate` is given."""
+    """Peak learning rate for a global batch of 256; null if `learning_rate` is given."""
     scaling: Literal["linear", "sqrt"] = "sqrt"
-    """How the peak follows the global batch size, with `learning_rate_per_256`."""
+    """How the peak depends on the global batch size, with `learning_rate_per_256`."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Coefficient of the weight decay."""
     beta_1: float = Field(default=0.9, ge=0, lt=1)
@@ -106,13 +106,13 @@ class LAMBConfig(LayerwiseConfig):
 
 
 class AdamWConfig(OptimizerBase):
-    """AdamW (Loshchilov and Hutter 2019); weight decay is beside the gradient (decoupled)."""
+    """AdamW (Loshchilov and Hutter 2019); weight decay is separate from the gradient (decoupled)."""
 
     name: Literal["adamw"] = "adamw"
     learning_rate_per_256: float | None = Field(default=0.001, gt=0)
-    """Peak learning rate for a global batch of 256; null where `learning_rate` is given."""
+    """Peak learning rate for a global batch of 256; null if `learning_rate` is given."""
     scaling: Literal["linear", "sqrt"] = "sqrt"
-    """How the peak follows the global batch size, with `learning_rate_per_256`."""
+    """How the peak depends on the global batch size, with `learning_rate_per_256`."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Coefficient of the weight decay."""
     beta_1: float = Field(default=0.9, ge=0, lt=1)
@@ -124,27 +124,27 @@ class AdamWConfig(OptimizerBase):
 
 
 class AdagradConfig(OptimizerBase):
-    """Adagrad (Duchi et al. 2011), for gradients that come late; weight decay is beside the gradient (decoupled)."""
+    """Adagrad (Duchi et al. 2011), for late gradients; weight decay is separate from the gradient (decoupled)."""
 
     name: Literal["adagrad"] = "adagrad"
     learning_rate_per_256: float | None = Field(default=0.01, gt=0)
-    """Peak learning rate for a global batch of 256; null where `learning_rate` is given."""
+    """Peak learning rate for a global batch of 256; null if `learning_rate` is given."""
     scaling: Literal["linear", "sqrt"] = "sqrt"
-    """How the peak follows the global batch size, with `learning_rate_per_256`."""
+    """How the peak depends on the global batch size, with `learning_rate_per_256`."""
     initial_accumulator_value: float = Field(default=0.1, ge=0)
-    """Where the sum of squared gradients starts."""
+    """Initial sum of squared gradients."""
     epsilon: float = Field(default=1e-7, gt=0)
     """Added to the sum of squared gradients."""
 
 
 class SGDConfig(OptimizerBase):
-    """Momentum SGD; weight decay is beside the gradient (decoupled)."""
+    """Momentum SGD; weight decay is separate from the gradient (decoupled)."""
 
     name: Literal["sgd"] = "sgd"
     momentum: float = Field(default=0.9, ge=0, lt=1)
     """Decay of the momentum buffer."""
     nesterov: bool = True
-    """Whether to look one momentum step ahead."""
+    """Whether to use Nesterov momentum, which looks one momentum step ahead."""
 
 
 class OneBitAdamConfig(OptimizerBase):
@@ -152,13 +152,13 @@ class OneBitAdamConfig(OptimizerBase):
 
     name: Literal["onebit_adam"] = "onebit_adam"
     learning_rate_per_256: float | None = Field(default=0.001, gt=0)
-    """Peak learning rate for a global batch of 256; null where `learning_rate` is given."""
+    """Peak learning rate for a global batch of 256; null if `learning_rate` is given."""
     beta_1: float = Field(default=0.9, ge=0, lt=1)
-    """Decay of the first moment, the codec's too."""
+    """Decay of the first moment, also for the codec."""
     beta_2: float = Field(default=0.999, ge=0, lt=1)
     """Decay of the second moment."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Number of first steps of plain Adam; the same as exchange.warmup_steps, and at least 1."""
+    """Number of first steps with plain Adam; equal to exchange.warmup_steps, and at least 1."""
 
 
 OptimizerConfig = Annotated[

@@ -12,9 +12,9 @@ class LBFGSConfig(Member):
 
     name: Literal["lbfgs"] = "lbfgs"
     max_iterations: int = Field(default=1000, gt=0)
-    """Largest number of iterations for one penalty; a line says where they were too few."""
+    """Largest number of iterations for one penalty; a log line names penalties with too few."""
     tolerance: float = Field(default=1e-6, gt=0)
-    """Largest component of the gradient of the mean loss with which a fit ends."""
+    """Tolerance of a fit: the largest component of the mean loss's gradient at which it ends."""
 
 
 class CoCoAConfig(Member):
@@ -22,9 +22,10 @@ class CoCoAConfig(Member):
 
     name: Literal["cocoa"] = "cocoa"
     max_rounds: int = Field(default=1000, gt=0)
-    """Largest number of rounds for one penalty, of which small ones need many; a line says where they were too few."""
+    """Largest number of rounds for one penalty. Small penalties need many; a log line names those with too few."""
     tolerance: float = Field(default=1e-3, gt=0)
-    """Largest duality gap of a class with which a fit ends: by so much at most is its objective above the lowest."""
+    """Tolerance of a fit: the largest duality gap of a class, which bounds how far its objective is above the
+    minimum."""
 
 
 SolverConfig = Annotated[LBFGSConfig | CoCoAConfig, Field(discriminator="name")]
@@ -33,16 +34,16 @@ SOLVER_NAMES = member_names(SolverConfig)
 
 
 class ProbeConfig(Section):
-    """How `probe` fits a linear head on the features of a model."""
+    """The settings with which `probe` fits a linear head on the features of a model."""
 
     output: str = Field(default="outputs/features", min_length=1)
-    """Folder of the features, which another probe of the same model and dataset reads again: with several hosts on
-    storage that all of them mount; or a URL that fsspec knows (`s3://bucket/folder`)."""
+    """Folder of the features, which later probes of the same model and dataset reuse. With several hosts, it is on
+    storage that all of them mount, or a URL that fsspec supports (`s3://bucket/folder`)."""
     l2: list[Annotated[float, Field(gt=0)]] = Field(default=[1e-5, 1e-4, 1e-3, 1e-2, 1e-1], min_length=1)
-    """Penalties on the squared weights, of standardised features and the mean loss, of which the validation split
-    chooses one; scikit-learn's C is 1 / (l2 times the training samples)."""
+    """Penalties on the squared weights, for standardised features and the mean loss; the validation split chooses one.
+    Scikit-learn's C is 1 / (l2 times the training samples)."""
     solver: SolverConfig = LBFGSConfig()
-    """What is minimised, and how."""
+    """Loss function and solver."""
 
     @field_validator("l2", mode="before")
     @classmethod

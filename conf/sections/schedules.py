@@ -1,4 +1,4 @@
-"""The settings of the learning rate's schedule: a warm-up, then a decay, and the places where they change."""
+"""The settings of the learning rate's schedule: a warm-up, a decay, and the places of changes."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -14,11 +14,11 @@ class Boundary(Section):
     """A place in the run, in one of three units."""
 
     steps: int | None = Field(default=None, ge=0)
-    """Optimizer steps since the beginning, whatever the length of the run is."""
+    """Number of optimizer steps since the beginning, independent of the length of the run."""
     epochs: float | None = Field(default=None, ge=0)
-    """Epochs since the beginning, of a run of `schedule.recipe_epochs`; in other runs in proportion."""
+    """Number of epochs since the beginning of a run of `schedule.recipe_epochs`; in proportion for other runs."""
     fraction: float | None = Field(default=None, ge=0, le=1)
-    """Part of the run."""
+    """Fraction of the run."""
 
     @model_validator(mode="before")
     @classmethod
@@ -41,7 +41,7 @@ class Boundary(Section):
         return {key: value for key, value in values.items() if key not in _UNITS or value is not None}
 
     def in_epochs(self, recipe_epochs: float) -> float | None:
-        """The place in epochs of a run of that length; None where it is given in steps."""
+        """Return the place in epochs of a run of this length; None: the place is given in steps."""
         return self.fraction * recipe_epochs if self.fraction is not None else self.epochs
 
 
@@ -56,7 +56,7 @@ class ConstantWarmupConfig(Boundary, Member):
 
     name: Literal["constant"] = "constant"
     epochs: float | None = Field(default=5, ge=0)
-    """Epochs since the beginning, of a run of `schedule.recipe_epochs`; in other runs in proportion."""
+    """Number of epochs since the beginning of a run of `schedule.recipe_epochs`; in proportion for other runs."""
     factor: float = Field(default=0.1, gt=0)
     """Factor of the peak learning rate."""
 
@@ -66,13 +66,13 @@ class GradualWarmupConfig(Boundary, Member):
 
     name: Literal["gradual"] = "gradual"
     epochs: float | None = Field(default=5, ge=0)
-    """Epochs since the beginning, of a run of `schedule.recipe_epochs`; in other runs in proportion."""
+    """Number of epochs since the beginning of a run of `schedule.recipe_epochs`; in proportion for other runs."""
     start: Literal["zero", "base"] = "zero"
-    """Rate from which it rises: 0, or the one for a global batch of 256, `optimizer.learning_rate_per_256`."""
+    """Start of the rise: 0, or the rate for a global batch of 256, `optimizer.learning_rate_per_256`."""
 
 
 class ConstantConfig(Member):
-    """The peak until the end."""
+    """The peak learning rate until the end."""
 
     name: Literal["constant"] = "constant"
 
@@ -81,7 +81,7 @@ class Milestone(Boundary):
     """From this place on, the learning rate is the peak times `factor`."""
 
     factor: float = Field(gt=0)
-    """Factor of the peak learning rate, not of the rate before."""
+    """Factor of the peak learning rate, not of the previous rate."""
 
 
 class MultiStepConfig(Member):
@@ -100,15 +100,15 @@ class MultiStepConfig(Member):
 
 
 class PolynomialConfig(Boundary, Member):
-    """A power of the part of the run that is left after the warm-up (MLPerf: power 2)."""
+    """A power of the remaining part of the run after the warm-up (MLPerf: power 2)."""
 
     name: Literal["polynomial"] = "polynomial"
     fraction: float | None = Field(default=1.0, ge=0, le=1)
-    """Part of the run after which the end rate holds."""
+    """Fraction of the run after which the end rate holds."""
     power: float = Field(default=2.0, gt=0)
     """Exponent; 1 is a straight line."""
     end_rate: float = Field(default=0.0, ge=0)
-    """Learning rate at its end."""
+    """Learning rate at the end of the decay."""
 
 
 class CosineConfig(Boundary, Member):
@@ -116,9 +116,9 @@ class CosineConfig(Boundary, Member):
 
     name: Literal["cosine"] = "cosine"
     fraction: float | None = Field(default=1.0, ge=0, le=1)
-    """Part of the run after which the end rate holds."""
+    """Fraction of the run after which the end rate holds."""
     end_rate: float = Field(default=0.0, ge=0)
-    """Learning rate at its end."""
+    """Learning rate at the end of the decay."""
 
 
 WarmupConfig = Annotated[NoWarmupConfig | ConstantWarmupConfig | GradualWarmupConfig, Field(discriminator="name")]
@@ -129,13 +129,13 @@ class ScheduleConfig(Section):
     """Learning rate over the run, a pure function of the step."""
 
     recipe_epochs: float | None = Field(default=90, gt=0)
-    """Length of the run that epochs in this section, and in `input.resolution_schedule`, are stated for: a shorter or
-    longer run keeps the shape. Null: epochs are those of the run, whatever its length is."""
+    """Length of the run for which this section and `input.resolution_schedule` state epochs: a shorter or longer run
+    keeps the shape. Null: epochs are not scaled."""
     warmup: WarmupConfig = GradualWarmupConfig()
     decay: DecayConfig = MultiStepConfig()
 
     def places(self) -> list[tuple[str, Boundary]]:
-        """Every place by its key, in the order in which they must come."""
+        """Return every place by its key, in the required order."""
         found = [("schedule.warmup", self.warmup)] if isinstance(self.warmup, Boundary) else []
         if isinstance(self.decay, MultiStepConfig):
             named = [(f"schedule.decay.milestones[{i}]", place) for i, place in enumerate(self.decay.milestones)]
@@ -143,14 +143,14 @@ class ScheduleConfig(Section):
         return [*found, ("schedule.decay", self.decay)] if isinstance(self.decay, Boundary) else list(found)
 
     def check_in_epochs(self, places: Sequence[tuple[str, Boundary]], run_epochs: int) -> None:
-        """Check the places that are not in steps: those of this schedule, or of one that has its unit of epochs.
+        """Check the places that are not in steps, of this schedule or of one with the same unit of epochs.
 
         Args:
-            places: Each with its key, in the order in which they must come.
+            places: Places by key, in the required order.
             run_epochs: Length of the run.
 
         Raises:
-            ValueError: One is beyond the end, or before the one that must precede it.
+            ValueError: A place is beyond the end, or before the place that must precede it.
         """
         end = self.recipe_epochs or run_epochs
         known = [(name, epoch) for name, place in places if (epoch := place.in_epochs(end)) is not None]
@@ -162,7 +162,7 @@ def check_rising(places: Sequence[tuple[str, float]], end: float, *, unit: str, 
     """Check that places are in order and within a run.
 
     Raises:
-        ValueError: Names the first that is not.
+        ValueError: A place is out of order or beyond the end; the message names the first one.
     """
     before = ("the beginning", 0.0)
     for name, place in places:

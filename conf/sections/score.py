@@ -1,4 +1,4 @@
-"""The settings of applying a model to a dataset or an archive."""
+"""The settings of the predictions of a model for a dataset or an archive."""
 
 from typing import Literal
 
@@ -8,31 +8,33 @@ from conf.sections.section import Section
 
 
 class ScoreConfig(Section):
-    """How `score` applies a model."""
+    """The settings with which `score` applies a model."""
 
     batch_size: int = Field(default=32, gt=0)
-    """Samples that a task gives to the model at a time; the last batch of a file is padded to this size."""
+    """Number of samples per batch of a task; the last batch of a file is padded to this size."""
     threshold: float | None = Field(default=None, gt=0, le=1)
-    """Least probability of a predicted label, where samples have several; null: those of the model's classes, which
-    training or `evaluate` has tuned on validation, or 0.5. Where samples have one label, it is the likeliest class."""
+    """Least probability of a predicted label, if samples have several. Null: the thresholds of the model's classes,
+    which training or `evaluate` tuned on validation, or 0.5. If samples have one label, the likeliest class is
+    predicted."""
     samples_per_file: int = Field(default=2048, gt=0)
-    """Samples in one file of predictions, and in one Spark task, of a raw archive; of a dataset, each shard is one."""
+    """Number of a raw archive's samples per file of predictions and Spark task; for a dataset, each shard is one
+    task."""
     max_rejected_fraction: float = Field(default=0.01, ge=0, le=1)
-    """The job fails when a larger fraction of the samples is rejected; what is scored is kept, and counts when more are
-    allowed."""
+    """Largest fraction of rejected samples; the job fails if more are rejected. The finished predictions are kept, and
+    a repetition with a larger value uses them."""
     format: Literal["parquet", "delta"] = "parquet"
     """Format of the predictions: Parquet files, or the same files as a Delta table (the extra `score`)."""
     runtime: Literal["keras", "bf16", "int8"] = "keras"
-    """What computes the predictions: Keras in float32, or OpenVINO with bfloat16 or 8-bit numbers, on processors that
-    have instructions for them (the extra `score`). A converted model is used only where it is as good as Keras's."""
+    """Runtime of the predictions: Keras in float32, or OpenVINO with bfloat16 or 8-bit numbers, on processors with such
+    instructions (the extra `score`). A converted model is used only if it is as good as Keras's."""
     reference_dataset: str | None = Field(default=None, min_length=1)
-    """Prepared dataset that calibrates and accepts a converted model; null: the input, where it is a dataset."""
+    """Prepared dataset for the calibration and the test of a converted model; null: the input, if it is a dataset."""
     calibration_samples: int = Field(default=256, ge=64, le=512)
-    """Training samples of the reference dataset by which int8 chooses its ranges."""
+    """Number of training samples of the reference dataset from which int8 chooses its ranges."""
     acceptance_samples: int = Field(default=1000, gt=0)
-    """Validation samples of the reference dataset on which a converted model is compared with Keras. With fewer than
-    1,000, a line warns that they say little."""
+    """Number of validation samples of the reference dataset for the comparison of a converted model with Keras. With
+    fewer than 1,000, a line warns that the comparison is weak."""
     max_f1_drop: float = Field(default=0.005, ge=0, le=1)
-    """Largest fall of the macro F1 on these samples with which a converted model is accepted."""
+    """Largest accepted loss of macro F1 of a converted model on these samples."""
     map_tile: str | None = Field(default=None, min_length=1)
     """Tile that `--map` draws, such as 33UWP; null: all."""

@@ -1,4 +1,4 @@
-"""What every section of the configuration is."""
+"""The base classes of the sections of the configuration."""
 
 from collections.abc import Mapping
 from typing import Any, Self, get_args
@@ -16,14 +16,14 @@ class Section(BaseModel):
     )
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with other values, which are validated with the rest; pydantic's own takes any value.
+        """Return a validated copy with other values; pydantic's own method does not validate.
 
         Args:
-            update: New values by key; nested sections are whole.
+            update: New values by key; a nested section is replaced as a whole.
             deep: Whether nested values are copied too.
 
         Raises:
-            ValueError: A value is of the wrong type or out of range, or there is no such key.
+            ValueError: A value has the wrong type or is out of range, or a key does not exist.
         """
         copied = super().model_copy(deep=deep)
         if not update:
@@ -36,26 +36,26 @@ class Section(BaseModel):
 
     @classmethod
     def default(cls, key: str) -> Any:
-        """The default of a key, for code that has the same argument: a default is stated once."""
+        """Return the default of a key, for code with the same argument: a default is stated once."""
         return cls.model_fields[key].get_default(call_default_factory=True)
 
 
 class Member(Section):
-    """A section of which there are several kinds, such as a codec or an optimizer; `name` says which one.
+    """A section that has several kinds, such as a codec or an optimizer; `name` says which one.
 
-    Its other keys are the keyword arguments of the constructor that has this name in a table of `models`. The defaults
-    are stated here only: the constructors require every argument.
+    The other keys are the keyword arguments of the constructor that has this name in a table of `models`. Only these
+    classes state defaults: the constructors require every argument.
     """
 
     name: str
 
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments for the constructor of that name."""
+        """Return the keyword arguments of the constructor of that name."""
         return self.model_dump(exclude={"name"})
 
 
 def member_names(union: Any, key: str = "name") -> tuple[str, ...]:
-    """The names of all members of a union, in its order; of a single member, its own.
+    """Return the names of all members of a union, in its order, or the name of a single section.
 
     Args:
         union: A union of sections with a discriminator, or one section.
@@ -66,7 +66,7 @@ def member_names(union: Any, key: str = "name") -> tuple[str, ...]:
 
 
 def _line(problem: ErrorDetails) -> str:
-    """What is wrong with a value, after its key."""
+    """Return the message of a problem, with the key and its value."""
     if problem["type"] == "value_error":
         return str(problem["ctx"]["error"])
     return f"{'.'.join(map(str, problem['loc']))}={problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"

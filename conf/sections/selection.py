@@ -8,18 +8,18 @@ from conf.sections.section import Section
 
 
 class SelectionConfig(Section):
-    """Which epoch is the best one, and when training ends because no better one comes."""
+    """The choice of the best epoch, and the end of training if no better one follows."""
 
     metric: str | None = None
-    """Metric of validation that compares epochs, such as val/f1_micro or val_ema/loss: those that end in loss are
-    better when lower, others when higher. The checkpoint of the best epoch is kept whatever its age. Null: epochs are
-    not compared."""
+    """Validation metric that compares epochs, such as val/f1_micro or val_ema/loss. A metric whose name ends in loss is
+    better when lower, others when higher. The checkpoint of the best epoch is always kept. Null: epochs are not
+    compared."""
     min_delta: float = Field(default=0.0, ge=0)
-    """Smallest difference by which an epoch must be better than the best one before to count as better."""
+    """Smallest improvement on the earlier best epoch that counts as better."""
     patience: int | None = Field(default=None, gt=0)
-    """Number of epochs in a row without a better one after which training ends; null: all epochs are trained."""
+    """Number of consecutive epochs without a better one after which training ends; null: all epochs are trained."""
     model: Literal["best", "last"] = "best"
-    """Epoch whose weights the logged model has."""
+    """Epoch that provides the weights of the logged model."""
 
     @model_validator(mode="after")
     def _needs_a_metric(self) -> "SelectionConfig":

@@ -17,52 +17,51 @@ class TrainingConfig(Section):
     epochs: int = Field(default=90, gt=0)
     """Number of passes over the training split."""
     batch_size_per_worker: int = Field(default=32, gt=0)
-    """Samples that one worker holds at a time: those of one micro-batch, over which batch norm takes its statistics."""
+    """Samples per worker and micro-batch; batch norm takes its statistics over these samples."""
     accumulation_steps: int = Field(default=1, gt=0)
-    """Micro-batches per optimizer step and worker; times batch size and launch.num_workers it is the global batch. With
-    training.mode=pipeline those of a pipeline, and times the number of pipelines."""
+    """Micro-batches per optimizer step and worker; the global batch is this number times batch size and
+    launch.num_workers. With training.mode=pipeline, the micro-batches of a pipeline, times the number of pipelines."""
     global_batch_size: int | None = Field(default=None, gt=0)
-    """Samples per optimizer step over all workers, in place of accumulation_steps, which then follows from it; null:
-    the product."""
+    """Samples per optimizer step over all workers; accumulation_steps then follows from it. Null: the product."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of the initial weights, the order of samples, augmentation and the codecs' random choices."""
     output: str = Field(default="outputs", min_length=1)
-    """Folder of the checkpoints, with several hosts on storage that all of them mount; or a URL that fsspec knows
-    (`s3://bucket/folder`)."""
+    """Folder of the checkpoints. With several hosts, it is on storage that all of them mount, or a URL that fsspec
+    supports (`s3://bucket/folder`)."""
     checkpoint_every_steps: int | None = Field(default=None, gt=0)
-    """Steps between checkpoints within an epoch, beside the one at its end; null: none. A failure costs at most so
-    many steps."""
+    """Steps between checkpoints within an epoch, in addition to the one at its end; null: none. A failure repeats at
+    most this many steps."""
     resume_run: str | None = None
-    """MLflow run to continue from its newest checkpoint; `latest`: the newest that is not finished; null: a new run."""
+    """MLflow run to continue from its newest checkpoint; `latest`: the newest unfinished run; null: a new run."""
     trace_steps: list[Annotated[int, Field(gt=0)]] | None = Field(default=None, min_length=2, max_length=2)
-    """First and last optimizer step, counted from 1, whose parts are traced on every rank with Horovod's timeline, into
-    the artifact trace.json for Perfetto (ui.perfetto.dev) and Chrome; null: none."""
+    """First and last optimizer step, counted from 1, whose parts are traced on every rank with Horovod's timeline. The
+    artifact trace.json is for Perfetto (ui.perfetto.dev) and Chrome. Null: no trace."""
     tensorflow_profiler: bool = False
-    """Whether TensorFlow's profiler records the steps of trace_steps too, on every rank, for TensorBoard."""
+    """Whether TensorFlow's profiler also records the steps of trace_steps, on every rank, for TensorBoard."""
     mode: ModeConfig = SynchronousConfig()
-    """How the workers keep one model between them."""
+    """Method with which the workers train one common model."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Numbers in forward and backward pass: bfloat16 where the processor has AVX-512 BF16 or AMX; float16 has a loss
-    scale. Weights, moments, batch-norm statistics, gradients between ranks and the logged model are float32."""
+    """Number format in forward and backward pass: bfloat16 is for processors with AVX-512 BF16 or AMX; float16 has a
+    loss scale. Weights, moments, batch-norm statistics, gradients between ranks and the logged model are float32."""
     loss: LossConfig = CrossEntropyConfig()
-    """What training minimises; val/loss is the cross-entropy with every loss."""
+    """Loss that training minimises; val/loss is the cross-entropy with every loss."""
     metrics: dict[Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")], MetricConfig] = Field(default={})
-    """Metrics of yours by name, each `{path: "package.module:function"}`, such as sklearn.metrics's; validation writes
-    them as val/NAME, evaluation as test/NAME."""
+    """Your own metrics by name, each `{path: "package.module:function"}`, such as functions of sklearn.metrics.
+    Validation writes them as val/NAME, evaluation as test/NAME."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    """Part of the training targets that is spread over all answers; validation and evaluation have none."""
+    """Part of the training targets that is spread over all answers; validation and evaluation have no smoothing."""
     class_weights: Literal["balanced"] | dict[str, float] | None = None
-    """Weights of the classes in the training loss, by name (1 for those that are not named); with several labels, those
-    of positive answers. `balanced`: by the counts of the training split, rare classes more. Null: equal ones."""
+    """Weights of the classes in the training loss, by name (1 for others); with several labels, weights of positive
+    answers. `balanced`: by the counts of the training split, more for rare classes. Null: equal weights."""
     mixup: float | None = Field(default=None, gt=0, le=1)
-    """Alpha of mixup, such as 0.2: every training sample becomes a weighted mean of itself and its neighbour in the
-    global order, images and targets alike, with a weight from Beta(alpha, alpha); null: none."""
+    """Alpha of mixup, such as 0.2. Images and targets of every training sample become weighted means with the neighbour
+    in the global order; the weight is drawn from Beta(alpha, alpha). Null: no mixup."""
     gradient_clipping: float | None = Field(default=None, gt=0)
-    """Largest global norm of the mean gradient, after the exchange: a longer one is scaled down to it; null: none. The
-    loss scale is divided out before; a codec's residual keeps nothing of what clipping takes away."""
+    """Largest global norm of the mean gradient, after the exchange; a longer gradient is scaled down to it. The loss
+    scale is divided out before. A codec's residual does not contain what clipping removes. Null: no clipping."""
     ema: float | None = Field(default=None, gt=0, lt=1)
-    """Decay per step of an exponential moving average of weights and batch-norm statistics, such as 0.999, which is
-    validated (val_ema/...) and logged (model_ema) beside the model itself; null: none."""
+    """Decay per step of an exponential moving average of weights and batch-norm statistics, such as 0.999. The average
+    is validated (val_ema/...) and logged (model_ema) in addition to the model. Null: no average."""
     selection: SelectionConfig = SelectionConfig()
     jit_compile: bool = False
     """Whether XLA compiles forward and backward pass: slower on a CPU (RESULTS.md), faster on most GPUs."""

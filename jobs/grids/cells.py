@@ -31,10 +31,10 @@ class PlannedCell:
     digest: str
 
     def check_dataset_stays(self) -> None:
-        """Make sure that the dataset is the one for which the cell was planned, before it is trained.
+        """Check, before the cell is trained, that the dataset is still the one for which it was planned.
 
         Raises:
-            FileNotFoundError, ValueError: It is gone, or another one took its place meanwhile.
+            FileNotFoundError, ValueError: The dataset was deleted or replaced.
         """
         if read_manifest(self.config.dataset.path).fingerprint != self.manifest.fingerprint:
             raise ValueError(
@@ -44,12 +44,12 @@ class PlannedCell:
 
     @property
     def experiment(self) -> str:
-        """Name of the experiment that its run belongs to."""
+        """Name of the experiment of the cell's run."""
         return chosen_experiment(self.config.tracking.experiment)
 
     @property
     def name(self) -> str:
-        """Name of its run: what the grid sets, without the sections' names."""
+        """Name of the cell's run: the settings of the grid, without the sections' names."""
         chosen = choices()
         parts = [
             str(value) if key.removesuffix(".name") in chosen else f"{key.rpartition('.')[2]}={value}"
@@ -59,15 +59,15 @@ class PlannedCell:
 
 
 def plan_cells(arguments: argparse.Namespace) -> list[PlannedCell]:
-    """Return the cells of a grid file; one that is there twice is trained once.
+    """Return the cells of a grid file; a cell that occurs twice is trained once.
 
     Args:
-        arguments: Those of the verb: the configuration and its settings, and the grid file.
+        arguments: Arguments of the verb: the configuration and its settings, and the grid file.
 
     Raises:
-        FileNotFoundError: There is no such grid file.
-        ValueError: A cell cannot be trained; names the cell.
-        RuntimeError: As before, where the same cell may be trained later.
+        FileNotFoundError: The grid file does not exist.
+        ValueError: A cell cannot be trained; the message names the cell.
+        RuntimeError: A cell cannot be trained now, but perhaps later; the message names the cell.
     """
     cells = read_grid(arguments.grid)
     for key in map(without_tag, keys_of(arguments.set)):
@@ -101,7 +101,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def named(error: Exception, cell: Cell) -> Exception:
-    """The error with the cell's number and settings before it, of a kind that has the same exit code."""
+    """Return the error with the cell's number and settings before it, of a kind with the same exit code."""
     text = f"cell {cell.number} ({cell.text}): {error}"
     return ValueError(text) if exit_code(error) == USER_ERROR else RuntimeError(text)
 
@@ -120,7 +120,7 @@ def _planned(cell: Cell, arguments: argparse.Namespace) -> PlannedCell:
 
 
 def with_fixed_source(config: RunConfig) -> RunConfig:
-    """Name the model version that an alias means now: later cells, and later calls, may find another one by it."""
+    """Replace an alias by the model version that it means now: later it may mean another version."""
     source = config.warm_start.source
     if source is None or not source.startswith("models:/") or not ("@" in source or source.endswith("/latest")):
         return config

@@ -1,4 +1,4 @@
-"""What MLflow has of the cells of a grid, and what the results file takes from it."""
+"""Reads MLflow's records of the cells of a grid for the results file."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,15 +14,15 @@ from pipelines.tracking.store.recorded import DIVERGED_TAG, RecordedRun, TaggedR
 from pipelines.tracking.store.store import TrackingError, tracking_uri
 
 CELL_TAG = "grid_cell"
-"""Tag of a cell's run: the digest by which the same command finds it again."""
+"""Tag of a cell's run: the digest with which the same command finds the run again."""
 _EPOCHS_KEPT = 50
 
 
 def parent_of(results: ResultsFile, experiment: str) -> str | None:
-    """Return the newest run of which cells of these results are children in an experiment; None: the store has none.
+    """Return the newest parent run of these results' cells in an experiment; None: the store has none.
 
     Raises:
-        ValueError: The experiment was renamed since: by its old name the runs of the cells are not found.
+        ValueError: The experiment was renamed, so that its old name does not find the cells' runs.
         TrackingError: The store does not answer.
     """
     for line in reversed(results.parents):
@@ -38,7 +38,7 @@ def parent_of(results: ResultsFile, experiment: str) -> str | None:
 
 
 def ended_run(found: Sequence[TaggedRun]) -> TaggedRun | None:
-    """Return the run of a cell that finished, else the newest one if it diverged; None where there is neither."""
+    """Return a cell's finished run, else its newest run if that diverged; None: there is neither."""
     finished = next((run for run in found if run.status == "FINISHED"), None)
     return finished or next((run for run in found[:1] if run.tags.get(DIVERGED_TAG)), None)
 
@@ -53,16 +53,16 @@ def line_of(
     error: str = "",
     resumed: bool = False,
 ) -> CellLine:
-    """Make a line of the results file with the training as MLflow has it, which gives metrics too where there are none.
+    """Make a line of the results file with the training's records in MLflow, and its metrics if none are given.
 
     Args:
         planned: The cell.
-        status: How it ended.
-        run_id: Its run; None: none was made.
-        seconds: From its start to its end.
-        metrics: Those of the epoch whose weights the model has; None: MLflow's.
-        error: Why it did not finish.
-        resumed: Whether it continued an interrupted training.
+        status: End of the cell's training.
+        run_id: The cell's run; None: no run was created.
+        seconds: Seconds between start and end of the training.
+        metrics: Metrics of the epoch that provides the model's weights; None: MLflow's.
+        error: Why the training did not finish.
+        resumed: Whether the cell continued an interrupted training.
     """
     run, of_model = None, metrics or {}
     if run_id is not None:
@@ -86,7 +86,7 @@ def line_of(
 
 
 def _metrics_of_model(run: RecordedRun, config: RunConfig) -> dict[str, float]:
-    """The metrics that have curves, of the epoch whose weights the model of a run has."""
+    """Return the metrics with curves, at the epoch that provides the weights of the run's model."""
     ends = [point.step for point in run.curves.get("train/loss", [])]
     if config.training.selection.model == "best":
         ends = ends[: int(run.tags.get("best_epoch", len(ends)))]
@@ -94,7 +94,7 @@ def _metrics_of_model(run: RecordedRun, config: RunConfig) -> dict[str, float]:
 
 
 def add_unread(cells: Sequence[PlannedCell], results: ResultsFile) -> None:
-    """Add what MLflow has of trainings that were written down without it, because it could not be read then.
+    """Add MLflow's records of trainings whose lines lack them, because MLflow could not be read before.
 
     Raises:
         ValueError: As `parent_of`.

@@ -1,4 +1,4 @@
-"""Parsing of command lines, with an answer to what users type when they mean something else."""
+"""Parsing of command lines, with hints for mistyped arguments."""
 
 import argparse
 import difflib
@@ -23,11 +23,11 @@ class Parser(argparse.ArgumentParser):
     """A parser of one verb's arguments: no abbreviations, and a mistake is a `ValueError`."""
 
     def __init__(self, verb: str, summary: str) -> None:
-        """Make a parser that knows `--result` alone.
+        """Make a parser that has only the argument `--result`.
 
         Args:
             verb: Name of the verb.
-            summary: What it does, in a line without a full stop.
+            summary: Description of the verb, in a line without a full stop.
         """
         self._arguments: list[argparse.Action] = []
         super().__init__(
@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
         return action
 
     def add_config(self, default: str | None = None, *, needed: bool = True) -> None:
-        """Add `--config` and `--set`; without a default, the first must be given where it is needed."""
+        """Add `--config` and `--set`; without a default, the user must give `--config` if it is required."""
         self.add_argument(
             "--config",
             type=name_or_path,
@@ -70,12 +70,12 @@ class Parser(argparse.ArgumentParser):
         """Parse a command line.
 
         Raises:
-            ValueError: It is not understood; says what to type instead.
-            SystemExit: It asks for help, which was printed.
+            ValueError: The command line is invalid; the message says what to type instead.
+            SystemExit: The user asked for help, which was printed.
         """
         wanted = [action for action in self._arguments if action.required]
         for action in wanted:
-            action.required = False  # else a missing argument hides the reason why it is missing
+            action.required = False  # otherwise a missing argument would hide the reason why it is missing
         try:
             arguments, extra = self.parse_known_args(list(argv))
         finally:
@@ -89,11 +89,11 @@ class Parser(argparse.ArgumentParser):
         return arguments
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse would print."""
+        """Raise the message that argparse would print."""
         raise ValueError(message)
 
     def _explain(self, extra: Sequence[str], settings: Sequence[str]) -> str:
-        """What to type instead of the first argument that is not understood."""
+        """Return what to type instead of the first unknown argument."""
         text = extra[0]
         if settings and "=" not in settings[-1] and not text.startswith("-"):
             return f"--set {settings[-1]} {text}: a setting is one argument, --set {settings[-1]}={text}"
@@ -115,14 +115,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def positive(text: str) -> int:
-    """A whole number above zero, for `add_argument(type=...)`."""
+    """Return a whole number above zero, for `add_argument(type=...)`."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"should be a whole number above 0, got {text!r}")
     return int(text)
 
 
 def positive_number(text: str) -> float:
-    """A number above zero, for `add_argument(type=...)`."""
+    """Return a number above zero, for `add_argument(type=...)`."""
     try:
         value = float(text)
     except ValueError:
@@ -133,12 +133,12 @@ def positive_number(text: str) -> float:
 
 
 def positive_list(text: str) -> list[int]:
-    """Whole numbers above zero with commas between them, in rising order, for `add_argument(type=...)`."""
+    """Return comma-separated whole numbers above zero in rising order, for `add_argument(type=...)`."""
     return sorted({positive(part.strip()) for part in text.split(",")})
 
 
 def link(text: str) -> Link:
-    """A speed and perhaps a latency, for `add_argument(type=...)`."""
+    """Return a speed with an optional latency, for `add_argument(type=...)`."""
     try:
         return link_of(text)
     except ValueError as error:
@@ -146,14 +146,14 @@ def link(text: str) -> Link:
 
 
 def bucket(text: str) -> str:
-    """A number of MiB above zero, or `none`, for `add_argument(type=...)`."""
+    """Return a number of MiB above zero, or None for `none`, for `add_argument(type=...)`."""
     if text != "none":
         positive_number(text)
     return text
 
 
 def path(text: str) -> Path:
-    """A file or folder of this machine, for `add_argument(type=...)`; `locations.local_path` says how it is spelt."""
+    """Return a local file or folder, for `add_argument(type=...)`; `locations.local_path` has the spellings."""
     try:
         return local_path(text)
     except ValueError as error:
@@ -161,13 +161,13 @@ def path(text: str) -> Path:
 
 
 def name_or_path(text: str) -> str:
-    """A name, or a path as `path` gives it, for `add_argument(type=...)`."""
+    """Return a name, or a path as `path` does, for `add_argument(type=...)`."""
     found = path(text)
     return text if found == Path(text) else str(found)
 
 
 def png_file(text: str) -> Path:
-    """The path of a PNG file in an existing folder, for `add_argument(type=...)`."""
+    """Return the path of a PNG file in an existing folder, for `add_argument(type=...)`."""
     file = path(text)
     if file.suffix.lower() != ".png":
         raise argparse.ArgumentTypeError(f"should end in .png, got {text!r}")
@@ -177,7 +177,7 @@ def png_file(text: str) -> Path:
 
 
 def _looks_like_a_setting(text: str) -> bool:
-    """Whether somebody means a key of the configuration: it has a dot, or a value without being an option."""
+    """Return whether a text looks like a key of the configuration: it has a dot, or a value but is no option."""
     if text.endswith((".yaml", ".yml")):
         return False
     return "." in text.partition("=")[0] or ("=" in text and not text.startswith("-"))

@@ -1,4 +1,4 @@
-"""`groundswell VERB ...`: one verb per job."""
+"""The command `groundswell VERB ...`, with one verb per job."""
 
 import difflib
 import importlib
@@ -20,7 +20,7 @@ _VERSIONS = ("pyspark", "horovod", "tensorflow-cpu", "tensorflow", "keras", "mlf
 
 
 def execute(argv: Sequence[str]) -> int:
-    """Run one command line: its exit code."""
+    """Run one command line, and return its exit code."""
     name, *rest = argv or [""]
     if name in ("-h", "--help"):
         print("\n".join(_help()))
@@ -36,7 +36,7 @@ def execute(argv: Sequence[str]) -> int:
     def body(result: Result) -> None:
         arguments = parser.parse(rest)
         if getattr(arguments, "config", None) is not None:
-            read_config(arguments)  # a mistake is answered before Spark is imported
+            read_config(arguments)  # reports a mistake before the import of Spark
         require(name, VERBS[name].needs)
         importlib.import_module(VERBS[name].module).main(arguments, result)
 
@@ -44,16 +44,16 @@ def execute(argv: Sequence[str]) -> int:
 
 
 def main(verb: str | None = None) -> None:
-    """Run the command line of this process, and end it where the job has failed.
+    """Run the command line of this process, and end the process if the job has failed.
 
-    It returns after success: Databricks calls the entry point of a wheel in a process of its own, which goes on.
+    After success the function returns: Databricks calls a wheel's entry point in a process that continues afterwards.
 
     Args:
-        verb: Verb of a script that spark-submit was given; None: the first argument.
+        verb: Verb of a script that spark-submit runs; None: the first argument.
     """
     code = execute(sys.argv[1:] if verb is None else [verb, *sys.argv[1:]])
     if threading.current_thread() is threading.main_thread():
-        # All is said and done: Ctrl-C while libraries close themselves prints no traceback.
+        # The job is finished: Ctrl-C while libraries shut down prints no traceback.
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(code))
     if code:
         sys.exit(code)
@@ -88,7 +88,7 @@ def _versions() -> list[str]:
         try:
             found.append(f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:
-            continue  # of the two TensorFlows one is installed
+            continue  # only one of the two TensorFlow packages is installed
     return [
         f"groundswell {importlib.metadata.version('groundswell')}",
         f"python {platform.python_version()}, {', '.join(found)}",

@@ -1,4 +1,4 @@
-"""What every job does alike: arguments, configuration, one readable error, the exit code, the result."""
+"""The common parts of all jobs: arguments, configuration, one readable error, the exit code, the result."""
 
 import argparse
 import logging
@@ -39,19 +39,19 @@ _USER_ERRORS = (
 
 
 class JobsFailedError(RuntimeError):
-    """Some of several jobs have failed; it has the exit code of their errors."""
+    """The error that some of several jobs have failed, with the exit code of their errors."""
 
     def __init__(self, text: str, codes: Collection[int]) -> None:
-        """Take the message, and the exit codes of the errors: what the same command may mend comes first."""
+        """Take the message, and the exit codes of the errors; errors that the same command may solve come first."""
         super().__init__(text)
         self.code = next(code for code in (INFRASTRUCTURE, BUG, WORKER_ERROR, USER_ERROR) if code in codes)
 
 
 def read_config(arguments: argparse.Namespace) -> RunConfig:
-    """The configuration that the arguments ask for; it is read once.
+    """Return the configuration of the arguments; it is read once.
 
     Raises:
-        FileNotFoundError, ValueError: As `conf.load.load`; or the verb does not read a setting.
+        FileNotFoundError, ValueError: As `conf.load.load`; or a setting that the verb does not read.
     """
     if arguments.resolved is None:
         arguments.resolved = _config(arguments)
@@ -66,7 +66,7 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
         raise ValueError("--set launch.master has no effect: spark-submit has chosen the master, by --master")
     refuse_without_effect(config, keys, verb=arguments.verb, reads=arguments.reads, ignores=arguments.ignores)
     refuse_idle(config, base_of(arguments.config), keys, f"config {arguments.config}: " if arguments.config else "")
-    if config.training.resume_run is not None:  # no error: the same command continues its run
+    if config.training.resume_run is not None:  # it is no error, because the same command continues its run
         for key in sorted({*_OF_NEW_RUNS} & {*keys}):
             reason = "training.resume_run continues a run, with its weights, experiment and name"
             _tell(arguments.verb, f"--set {key} is not used: {reason}")
@@ -74,7 +74,7 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
 
 
 def _implied(arguments: argparse.Namespace) -> list[str]:
-    """Settings that other arguments state: what `score` reads has no key of its own."""
+    """Return settings from other arguments: the input of `score` has no configuration key."""
     location = getattr(arguments, "input", None)
     if location is None:
         return []
@@ -83,19 +83,19 @@ def _implied(arguments: argparse.Namespace) -> list[str]:
 
 
 def is_submitted() -> bool:
-    """Whether spark-submit has started this process: its JVM is there first, and knows the master."""
+    """Return whether spark-submit started this process: its JVM exists first, and knows the master."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def run(verb: str, argv: Sequence[str], body: Callable[[Result], None]) -> int:
-    """Run a job: its exit code, after one message on standard error where it failed.
+    """Run a job and return its exit code; a failure prints one message on standard error.
 
     With `GROUNDSWELL_TRACEBACK` set in the environment, the error's traceback is printed as well.
 
     Args:
         verb: Name of the job.
         argv: Its arguments, as typed.
-        body: The job; fills in the result.
+        body: The job, which fills in the result.
     """
     _quieten_libraries()
     result = Result(verb)
@@ -128,29 +128,29 @@ def run(verb: str, argv: Sequence[str], body: Callable[[Result], None]) -> int:
 
 
 def exit_code(error: Exception) -> int:
-    """2 for a user's mistake, 3 for an exception of a rank's function, 4 for infrastructure, 1 for a bug."""
+    """Return 2 for a user's mistake, 3 for an exception of a rank's function, 4 for infrastructure, 1 for a bug."""
     if isinstance(error, JobsFailedError):
         return error.code
     if isinstance(error, _USER_ERRORS):
         return USER_ERROR
     if isinstance(error, WorkerError):
         return WORKER_ERROR
-    # Py4J says that the JVM died by errors that are no RuntimeErrors.
+    # Py4J reports the death of the JVM with errors that are no RuntimeErrors.
     return INFRASTRUCTURE if isinstance(error, RuntimeError | OSError) or _is_of_py4j(error) else BUG
 
 
 def say(line: str) -> None:
-    """One line for the person at the terminal."""
+    """Print one line for the person at the terminal."""
     print(line, flush=True)
 
 
 def interactive() -> bool:
-    """Whether somebody watches: a terminal or a notebook."""
+    """Return whether a person watches the output, in a terminal or a notebook."""
     return sys.stderr.isatty() or in_notebook()
 
 
 def _claim(result: Result, path: Path, argv: Sequence[str]) -> None:
-    """Replace an older result, and find out early that the file cannot be written, or is another argument's."""
+    """Replace an older result; fail early if the file cannot be written or belongs to another argument."""
     check_replaceable(path)
     check_outside_datasets(f"--result {path}", path)
     if sum(_names(part, path) for text in argv for part in {text, text.partition("=")[2]}) > 1:
@@ -160,10 +160,10 @@ def _claim(result: Result, path: Path, argv: Sequence[str]) -> None:
 
 
 def _names(text: str, file: Path) -> bool:
-    """Whether a part of an argument is the path of a file."""
+    """Return whether a part of an argument is the path of this file."""
     try:
         return file.is_file() and file.samefile(Path(text).expanduser())
-    except (OSError, ValueError, RuntimeError):  # no path at all
+    except (OSError, ValueError, RuntimeError):  # the text is no path
         return False
 
 
@@ -184,7 +184,7 @@ def _tell(verb: str, text: str) -> None:
 
 
 def message_of(error: Exception) -> str:
-    """What is printed of an error."""
+    """Return the text that is printed for an error."""
     if _is_of_py4j(error):
         return f"the connection to Spark's JVM is lost ({type(error).__name__}); its log says why"
     return str(error) or type(error).__name__
@@ -195,7 +195,7 @@ def _is_of_py4j(error: Exception) -> bool:
 
 
 def _command(verb: str, argv: Sequence[str], more: Sequence[str]) -> str:
-    """The command that was typed, without settings that `more` replaces."""
+    """Return the typed command, without settings that `more` replaces."""
     if is_submitted():
         return ", ".join(["the same spark-submit command", *[f"with {shlex.join(more)}"] * bool(more)])
     replaced = {text.partition("=")[0] for text in more if "=" in text}
@@ -210,18 +210,18 @@ def _command(verb: str, argv: Sequence[str], more: Sequence[str]) -> str:
 
 
 def _result_path(argv: Sequence[str]) -> Path | None:
-    """`--result`, known before the arguments are parsed: a mistake among them is a result too."""
+    """Return `--result` before the arguments are parsed: a mistake in them is also written to the result."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--result", nargs="?")
     text: str | None = parser.parse_known_args(list(argv))[0].result
     try:
         return None if text is None else local_path(text)
     except ValueError:
-        return None  # misspelt, which parsing says
+        return None  # the path is misspelt; the parser reports that
 
 
 def _interrupt_on_signals(at_once: Callable[[], object]) -> None:
-    """SIGTERM ends a job as Ctrl-C does, what was begun is closed; the second of them ends the process at once."""
+    """End a job on SIGTERM as on Ctrl-C, and close what is open; a second signal ends the process at once."""
     received: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -238,7 +238,7 @@ def _interrupt_on_signals(at_once: Callable[[], object]) -> None:
 
 def _quieten_libraries() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    # Py4J shows the traceback of an interrupted call, which is no error.
+    # Py4J prints the traceback of an interrupted call, which is no error.
     for handler in logging.getLogger().handlers:
         handler.addFilter(lambda record: "KeyboardInterrupt while sending command" not in record.getMessage())
     for library in ("alembic", "mlflow", "py4j", "petastorm"):

@@ -1,4 +1,4 @@
-"""A job as the person at the terminal sees it: a bar, or lines where there is no terminal."""
+"""The progress of a job for the person at the terminal: a bar, or lines without a terminal."""
 
 import sys
 import time
@@ -11,7 +11,7 @@ from pipelines.dataset.read.verify import CheckProgress
 from pipelines.machine.notebook import in_notebook
 from pipelines.training.ranks.events import Compiling, EpochTrained, Event, SavingModel, StepTrained, TrackingNews
 
-if TYPE_CHECKING:  # MLflow takes seconds to import, and preparation does without
+if TYPE_CHECKING:  # MLflow takes seconds to import, and preparation does not need it
     from pipelines.tracking.journal.delivery import News
 
 _SECONDS_BETWEEN_LINES = 15.0
@@ -26,24 +26,24 @@ _SHOWN = {
 
 
 class Bar:
-    """Progress towards a known total: a bar on a terminal and in notebooks, a line now and then elsewhere."""
+    """Progress towards a known total: a bar on a terminal and in notebooks, occasional lines elsewhere."""
 
     def __init__(self, unit: str) -> None:
         """Make a bar that is not shown before its first `move`."""
         self._unit = unit
         self._interactive = interactive()
-        self._bar: Any = None  # tqdm has one class on terminals, another in notebooks
+        self._bar: Any = None  # tqdm has different classes for terminals and notebooks
         self._last_line = time.monotonic()
 
     def move(self, title: str, done: int, total: int, bar_text: str, line: str) -> None:
-        """Show where the job is.
+        """Show the progress of the job.
 
         Args:
             title: Text before the bar; it may be empty.
             done: Units done so far.
             total: Units in all.
             bar_text: Text after the bar.
-            line: The line that is printed instead of a bar where nobody watches.
+            line: The line that is printed instead of a bar if nobody watches.
         """
         if self._interactive:
             if self._bar is None:
@@ -55,34 +55,34 @@ class Bar:
             say(line)
 
     def close(self) -> None:
-        """Remove the bar; the next `move` makes another."""
+        """Remove the bar; the next `move` creates a new one."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
 
 def _new_bar(**settings: Any) -> Any:
-    """A bar of tqdm: as a widget where a notebook has them, else as text; in a notebook not as text of an error."""
+    """Return a bar of tqdm: a widget if the notebook has widgets, else text, in a notebook on standard output."""
     if in_notebook() and find_spec("ipywidgets") is not None:
         from tqdm.notebook import tqdm as widget
 
         return widget(**settings)
     from tqdm import tqdm
 
-    # A page made of a notebook does not remove a bar: what is printed next would stand in its line.
+    # In a page made from a notebook, a bar stays: the next output would stand in its line.
     return tqdm(file=sys.stdout, **{**settings, "leave": True}) if in_notebook() else tqdm(**settings)
 
 
 class PrepareDisplay:
-    """Shows how far preparation is."""
+    """Shows the progress of preparation."""
 
     def __init__(self) -> None:
-        """Nothing is shown before the first call."""
+        """Show nothing before the first call."""
         self._bar = Bar("sample")
         self._started = time.monotonic()
 
     def __call__(self, progress: PrepareProgress) -> None:
-        """Take the state of the job."""
+        """Show the state of the job."""
         rate = (progress.done - progress.found) / (time.monotonic() - self._started)
         line = f"{progress.done}/{progress.total} samples, {rate:.0f}/s, {progress.rejected} rejected"
         self._bar.move("", progress.done, progress.total, f"{progress.rejected} rejected", line)
@@ -93,14 +93,14 @@ class PrepareDisplay:
 
 
 class CheckDisplay:
-    """Shows how much of a dataset is read."""
+    """Shows the progress of reading a dataset."""
 
     def __init__(self) -> None:
-        """Nothing is shown before the first call."""
+        """Show nothing before the first call."""
         self._bar = Bar("row")
 
     def __call__(self, progress: CheckProgress) -> None:
-        """Take the state of the check."""
+        """Show the state of the check."""
         damaged = f"{progress.damaged_shards} damaged shards"
         self._bar.move("", progress.done, progress.total, damaged, f"{progress.done}/{progress.total} rows, {damaged}")
 
@@ -110,15 +110,15 @@ class CheckDisplay:
 
 
 class TrainingDisplay:
-    """Shows what rank 0 tells of the training."""
+    """Shows the events of rank 0 in the training."""
 
     def __init__(self) -> None:
-        """Nothing is shown before the first report."""
+        """Show nothing before the first report."""
         self._bar = Bar("step")
         self._without_tracking: set[str] = set()
 
     def __call__(self, event: Event) -> None:
-        """Take one event of the training."""
+        """Show one event of the training."""
         match event:
             case Compiling():
                 self._without_tracking.discard(_RANK_0)  # a further attempt is another process
@@ -138,11 +138,11 @@ class TrainingDisplay:
                 self._say_tracking(_RANK_0, event.news, event.reason)
 
     def tracking(self, news: "News", reason: str) -> None:
-        """Take what the driver's own writes to MLflow meet."""
+        """Show the state of the driver's own writes to MLflow."""
         self._say_tracking("driver", news, reason)
 
     def _say_tracking(self, process: str, news: "News", reason: str) -> None:
-        """Say once that MLflow is away, whoever notices, and once that it is back for all."""
+        """Say once that MLflow is away, for driver and rank 0 together, and once that both reach it again."""
         if news == "refused":
             say(f"MLflow refuses a write, which is lost: {reason}")
             return

@@ -1,4 +1,4 @@
-"""What keeps a notebook's cells readable."""
+"""Settings that keep a notebook's cells readable."""
 
 import logging
 import sys
@@ -12,21 +12,21 @@ from pipelines.machine.notebook import in_notebook
 
 
 def quieten_libraries() -> None:
-    """Keep what libraries say of themselves out of the cells of a notebook."""
+    """Keep messages of libraries out of the cells of a notebook."""
     if in_notebook():
-        # Of tqdm, which MLflow imports, where the widgets are not installed; bars are text then.
+        # A warning of tqdm, which MLflow imports, if the widgets are not installed; bars are then text.
         warnings.filterwarnings("ignore", message="IProgress not found")
-        for library in ("alembic", "mlflow.store.db"):  # how a new store gets its tables
+        for library in ("alembic", "mlflow.store.db"):  # messages about the tables of a new store
             logging.getLogger(library).setLevel(logging.WARNING)
 
 
 def show_configurations() -> None:
-    """Let the cells of a notebook show a configuration as the YAML that `--config` reads."""
+    """Make the cells of a notebook show a configuration as the YAML that `--config` reads."""
     if in_notebook():
         kernel: Any = sys.modules["IPython"].get_ipython()
         kernel.display_formatter.formatters["text/html"].for_type(RunConfig, html_of)
 
 
 def html_of(config: RunConfig) -> str:
-    """Return a configuration as a cell shows it."""
+    """Return the text of a configuration for a cell."""
     return f"<pre>{escape(to_yaml(config))}</pre>"

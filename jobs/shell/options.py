@@ -1,4 +1,4 @@
-"""The arguments of every verb; known without importing what the verb needs."""
+"""The arguments of every verb, without imports of the packages that the verb needs."""
 
 from conf.sections.dataset import ReaderConfig
 from conf.sections.exchange import ExchangeConfig
@@ -6,17 +6,17 @@ from jobs.shell.arguments import Parser, bucket, link, path, png_file, positive,
 
 
 def prepare(parser: Parser) -> None:
-    """Arguments of `prepare`."""
+    """Add the arguments of `prepare`."""
     parser.add_config()
 
 
 def train(parser: Parser) -> None:
-    """Arguments of `train`."""
+    """Add the arguments of `train`."""
     parser.add_config()
 
 
 def evaluate(parser: Parser) -> None:
-    """Arguments of `evaluate`."""
+    """Add the arguments of `evaluate`."""
     parser.add_config()
     _add_model(parser)
     parser.add_argument(
@@ -25,13 +25,13 @@ def evaluate(parser: Parser) -> None:
 
 
 def probe(parser: Parser) -> None:
-    """Arguments of `probe`."""
+    """Add the arguments of `probe`."""
     parser.add_config()
     _add_model(parser)
 
 
 def score(parser: Parser) -> None:
-    """Arguments of `score`."""
+    """Add the arguments of `score`."""
     _add_model(parser)
     parser.add_argument("--input", required=True, metavar="PATH|URL", help="a prepared dataset or a raw archive")
     parser.add_argument("--output", required=True, metavar="PATH|URL", help="folder of the predictions")
@@ -45,7 +45,7 @@ def score(parser: Parser) -> None:
 
 
 def benchmark_reader(parser: Parser) -> None:
-    """Arguments of `benchmark-reader`."""
+    """Add the arguments of `benchmark-reader`."""
     reader = {key: ReaderConfig.default(key) for key in ("verify", "threads", "cache_limit_gib")}
     parser.add_argument("--dataset", required=True, metavar="PATH|URL", help="a prepared dataset")
     parser.add_argument("--split", default="train", help="split to read (default: train)")
@@ -77,7 +77,7 @@ def benchmark_reader(parser: Parser) -> None:
 
 
 def demo(parser: Parser) -> None:
-    """Arguments of `demo`."""
+    """Add the arguments of `demo`."""
     parser.add_config(default="demo")
     parser.add_argument(
         "--archive", metavar="PATH|URL", help="your own BigEarthNet v2.0 archive instead of a generated one"
@@ -94,13 +94,13 @@ LISTED = ("archives", "codecs", "optimizers", "modes", "models", "configs", "met
 
 
 def config(parser: Parser) -> None:
-    """Arguments of `config`."""
+    """Add the arguments of `config`."""
     parser.add_config(needed=False)
     parser.add_argument("--comments", action="store_true", help="say of each key what it means")
 
 
 def schedule(parser: Parser) -> None:
-    """Arguments of `schedule`."""
+    """Add the arguments of `schedule`."""
     parser.add_config()
     parser.add_argument(
         "--images", type=positive, metavar="N", help="training images (default: those of the prepared dataset)"
@@ -109,7 +109,7 @@ def schedule(parser: Parser) -> None:
 
 
 def find_rate(parser: Parser) -> None:
-    """Arguments of `find-rate`."""
+    """Add the arguments of `find-rate`."""
     parser.add_config()
     parser.add_argument(
         "--low", type=positive_number, metavar="RATE", help="first rate (default: a thousandth of the configured peak)"
@@ -122,7 +122,7 @@ def find_rate(parser: Parser) -> None:
 
 
 def find_batch(parser: Parser) -> None:
-    """Arguments of `find-batch`."""
+    """Add the arguments of `find-batch`."""
     parser.add_config()
     parser.add_argument(
         "--at-most", type=positive, metavar="N", help="try no larger batch (default: a worker's share of the dataset)"
@@ -130,7 +130,7 @@ def find_batch(parser: Parser) -> None:
 
 
 def compare(parser: Parser) -> None:
-    """Arguments of `compare`."""
+    """Add the arguments of `compare`."""
     parser.add_argument(
         "--experiment", action="append", default=[], metavar="NAME", help="MLflow experiment; may be repeated"
     )
@@ -173,7 +173,7 @@ def compare(parser: Parser) -> None:
 
 
 def estimate(parser: Parser) -> None:
-    """Arguments of `estimate`."""
+    """Add the arguments of `estimate`."""
     parser.add_argument("--measurements", type=path, metavar="FILE", help="what `make bench NAME=network` wrote")
     parser.add_argument(
         "--run",
@@ -224,7 +224,7 @@ def estimate(parser: Parser) -> None:
 
 
 def grid(parser: Parser) -> None:
-    """Arguments of `grid`."""
+    """Add the arguments of `grid`."""
     parser.add_config()
     parser.add_argument(
         "--grid", type=path, required=True, metavar="FILE", help="YAML that says which settings are varied, and how"
@@ -240,18 +240,18 @@ def grid(parser: Parser) -> None:
 
 
 def list_kinds(parser: Parser) -> None:
-    """Arguments of `list`."""
+    """Add the arguments of `list`."""
     parser.add_argument("what", nargs="?", choices=LISTED, help="one kind (default: all)")
 
 
 def sync(parser: Parser) -> None:
-    """Arguments of `sync`."""
+    """Add the arguments of `sync`."""
     parser.add_argument("--output", metavar="PATH|URL", help="the training.output of the runs (default: its default)")
     parser.add_argument("--run", metavar="ID", help="only this run (default: all that lack something in MLflow)")
 
 
 def export(parser: Parser) -> None:
-    """Arguments of `export`."""
+    """Add the arguments of `export`."""
     parser.add_argument("--run", required=True, metavar="ID", help="MLflow's id of the run")
     parser.add_argument("--output", metavar="PATH|URL", help="the training.output of the run (default: its default)")
     parser.add_argument(
@@ -262,7 +262,7 @@ def export(parser: Parser) -> None:
 
 
 def check(parser: Parser) -> None:
-    """Arguments of `check`."""
+    """Add the arguments of `check`."""
     parser.add_config(needed=False)
     parser.add_argument(
         "--dataset", metavar="PATH|URL", help="read every row of this dataset, with its checksum, and nothing else"

@@ -1,4 +1,4 @@
-"""What a job may write at a place that the user names: nothing in a dataset, and nothing over files of others."""
+"""Checks of the files that a job writes: no file lies in a dataset, and none replaces a foreign file."""
 
 import io
 from collections.abc import Mapping
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLOT_MARK = b"Software\0Matplotlib"
-"""What every PNG file has that a job drew, near its beginning."""
+"""Mark near the beginning of every PNG file that a job drew."""
 _BEGINNING_BYTES = 4096
 _DOTS_PER_INCH = 120
 
 
 def check_outputs(argument: str, files: Mapping[Path, bytes]) -> None:
-    """Make sure, before the work, that files may be written.
+    """Check, before the work, that files may be written.
 
     Args:
-        argument: The argument that names them, with its value.
-        files: Each file with its mark: a file that would be replaced has it near its beginning, or is empty.
+        argument: The argument that names the files, with its value.
+        files: Each file with its mark: an existing file must have the mark near its beginning, or be empty.
 
     Raises:
-        ValueError: A file lies in a dataset, or would replace one that has no such mark.
+        ValueError: A file lies in a dataset, or would replace a file without the mark.
     """
     for file, mark in files.items():
         check_outside_datasets(argument, file)
@@ -40,14 +40,14 @@ def check_outputs(argument: str, files: Mapping[Path, bytes]) -> None:
 
 
 def check_outside_datasets(argument: str, file: Path) -> None:
-    """Make sure that a file is not to be written into a dataset, which would not be repaired or replaced then.
+    """Check that a file does not lie in a dataset, which could then not be repaired or replaced.
 
     Args:
-        argument: The argument that names it, with its value.
+        argument: The argument that names the file, with its value.
         file: The file.
 
     Raises:
-        ValueError: It lies in a dataset.
+        ValueError: The file lies in a dataset.
     """
     dataset = dataset_around(file)
     if dataset is not None:
@@ -58,7 +58,7 @@ def check_outside_datasets(argument: str, file: Path) -> None:
 
 
 def save_plot(figure: "Figure", file: Path) -> None:
-    """Write a figure as PNG, completely or not at all.
+    """Write a figure as PNG atomically.
 
     Raises:
         OSError: The file cannot be written.

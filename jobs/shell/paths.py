@@ -1,4 +1,4 @@
-"""Paths of the configuration as the workers can use them."""
+"""Paths of the configuration in the form that workers can use."""
 
 import json
 from collections.abc import Sequence
@@ -21,35 +21,35 @@ def load(name_or_path: str | Path | None, settings: Sequence[str] = (), **sectio
         sections: Changes by section, as Python's values: `training={"epochs": 3}`. They come after `settings`.
 
     Raises:
-        FileNotFoundError: Neither a shipped name nor a file.
-        ValueError: A misspelt path, not YAML, or a mistake in a setting; each problem is a line.
+        FileNotFoundError: The argument is neither a shipped name nor a file.
+        ValueError: A path is misspelt, the file is not YAML, or a setting has a mistake. Each problem is a line.
     """
     if name_or_path is not None:
         found = local_path(name_or_path, "config")
-        # What is no other spelling stays as it is: `./demo` is a file, `demo` a shipped configuration.
+        # Other texts do not change: `./demo` is a file, `demo` a shipped configuration.
         name_or_path = str(name_or_path) if found == Path(name_or_path) else str(found)
     show_configurations()
     return configurations.load(name_or_path, settings, **sections)
 
 
 def setting_of(key: str, location: str | Path) -> str:
-    """Spell a path or URL as a setting: in quotes, so that it is a text, whatever YAML would make of it.
+    """Return a path or URL as a setting: in quotes, so that YAML reads every value as a text.
 
-    JSON's escapes of letters beyond U+FFFF are two letters each in YAML: these stay as they are.
+    Letters beyond U+FFFF are not escaped: YAML reads their escapes in JSON as two letters.
     """
     return f"{key}={json.dumps(str(location), ensure_ascii=False)}"
 
 
 def with_absolute_paths(config: RunConfig, *, reads_dataset: bool = True) -> RunConfig:
-    """The configuration with absolute paths: workers have another working directory than the driver.
+    """Return the configuration with absolute paths: workers have another working directory than the driver.
 
     Args:
         config: The configuration.
         reads_dataset: Whether the job needs `dataset.path`.
 
     Raises:
-        ValueError: A path is misspelt (`locations.absolute_location`), or `dataset.path` is not set; names the setting.
-            Or `training.output` is a URL, and the records are to stay there.
+        ValueError: A path is misspelt (`locations.absolute_location`), or `dataset.path` is not set; the message names
+            the setting. Or `training.output` is a URL, and the records should stay there.
     """
     dataset = config.dataset
     if reads_dataset:
@@ -72,10 +72,10 @@ def with_absolute_paths(config: RunConfig, *, reads_dataset: bool = True) -> Run
 
 
 def dataset_location(config: RunConfig) -> str:
-    """The absolute path or the URL of the configured dataset.
+    """Return the absolute path or the URL of the configured dataset.
 
     Raises:
-        ValueError: It is misspelt or not set.
+        ValueError: The path is misspelt or not set.
     """
     if not config.dataset.path:
         raise ValueError("dataset.path is not set: name the folder or URL of the prepared dataset")

@@ -1,4 +1,4 @@
-"""The launcher as the configuration asks for it: the same for every verb that runs ranks."""
+"""The configured launcher, the same for every verb that runs ranks."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from pipelines.training.ranks.events import Event, event_of
 
 
 def check_slots(spark: SparkSession, config: LaunchConfig) -> None:
-    """Refuse ranks that Spark could not place, and say that it has GPUs which they do not use.
+    """Refuse ranks for which Spark has no place, and report GPUs that the ranks do not use.
 
     Raises:
         RuntimeError: See `check_cluster`.
@@ -38,18 +38,18 @@ def barrier_runner(
     on_attempt: Callable[[Attempt], None] = lambda attempt: None,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> BarrierRunner:
-    """Make the launcher of one job, whose workers write to the driver's MLflow store.
+    """Make the launcher of one job; its workers write to the driver's MLflow store.
 
     Args:
         spark: A session.
-        config: Number and resources of the ranks, and what happens when one dies.
-        description: Verb and run name, which the job has in Spark's page.
+        config: Number and resources of the ranks, and the recovery after a death.
+        description: Verb and run name, the job's description in Spark's page.
         allowed_sizes: Numbers of ranks that a further attempt may have, used with `launch.allow_fewer_workers`.
-        spares: Whether each worker holds a second process ready.
+        spares: Whether each worker keeps a spare process ready.
         log_to_driver: Which lines of the ranks are shown.
-        log_folder: Folder that gets the whole log of each rank.
+        log_folder: Folder for the complete log of each rank.
         on_attempt: Called before each attempt.
-        on_event: Called with what rank 0 tells.
+        on_event: Called with each event of rank 0.
     """
 
     def tell(attempt: Attempt) -> None:

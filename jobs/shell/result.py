@@ -1,4 +1,4 @@
-"""What `--result FILE` holds, so that jobs can be chained."""
+"""The content of `--result FILE`, with which jobs can be chained."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -13,32 +13,33 @@ RUNNING = "running"
 
 @dataclass
 class Result:
-    """What is known of a job; filled in while it runs, so that a failure keeps what was known before."""
+    """The results of a job; they are filled in while it runs, so that a failure keeps the earlier ones."""
 
     verb: str
     exit_code: int | None = None
-    """Null while the job runs, and for ever where the process was killed."""
+    """Exit code of the job; null while the job runs, and if its process was killed."""
     ended: str = RUNNING
-    """Why it ended: `finished`, `interrupted`, or the error's message."""
+    """Reason of the end: `finished`, `interrupted`, or the error's message."""
     dataset: str | None = None
     """Path or URL of the dataset that was written or read."""
     run_id: str | None = None
     """MLflow's id of the run."""
     model_uri: str | None = None
-    """Where `groundswell evaluate --model` finds the model."""
+    """Address of the model for `groundswell evaluate --model`."""
     checkpoint: str | None = None
     """Newest checkpoint."""
     predictions: str | None = None
     """Path or URL of the folder of predictions."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Metrics of the epoch whose weights the model has, or of the evaluation."""
+    """Metrics of the epoch that provides the model's weights, or of the evaluation."""
     continue_with: list[str] | None = None
-    """Arguments that, added to the same command, continue the job; null where nothing is there to continue."""
+    """Arguments that, added to the same command, continue the job; null: nothing can be continued."""
 
     def write(self, path: Path) -> None:
-        """Write all of it as JSON, without passwords; the file is replaced at once, never half written.
+        """Write all results as JSON, without passwords; the file is replaced atomically.
 
-        A link stays, and what it leads to is replaced. Into what is no file, such as `/dev/stdout`, it is written.
+        A link stays, and its target is replaced. A target that is no regular file, such as `/dev/stdout`, is written
+        to.
 
         Raises:
             OSError: The folder does not exist or is not writable.
@@ -55,10 +56,10 @@ class Result:
 
 
 def check_replaceable(path: Path) -> None:
-    """Make sure that a file which a result would replace is an earlier result, or empty.
+    """Check that a file that a result would replace is an earlier result, or empty.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: The file has other content.
     """
     try:
         before = path.read_bytes() if path.is_file() else b""
@@ -70,10 +71,10 @@ def check_replaceable(path: Path) -> None:
 
 
 def model_uri_of(text: str) -> str:
-    """Return a model's URI or the folder of an exported one; it may be given by the file that `train --result` wrote.
+    """Return a model's URI or the folder of an exported model, which may be named by the file of `train --result`.
 
     Raises:
-        ValueError: A path is misspelt, the file cannot be read, or its job has logged no model.
+        ValueError: A path is misspelt, the file cannot be read, or its job logged no model.
     """
     if not text.endswith(".json"):
         is_path = "://" not in text and not text.startswith(("runs:", "models:", "mlflow-artifacts:"))

@@ -23,7 +23,7 @@ _REMEDIES = {
     "cpus per task": " See spark.executor.cores and spark.task.cpus.",
     "getSubject": " This Java is too new for Spark: set JAVA_HOME to Java 17 or 21.",
 }
-"""What helps, by a part of Spark's reason."""
+"""Remedies by a part of Spark's reason."""
 _LOOPBACK_ONLY = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -35,15 +35,15 @@ _LOOPBACK_ONLY = {
 def spark_session(name: str, master: str, *, runs_on_connect: bool = False) -> Iterator[SparkSession]:
     """Yield the running session (a notebook's), spark-submit's, or a new one on `master`.
 
-    Only a session that was made here is stopped at the end. A local one listens on loopback only.
+    Only a session that this function creates is stopped at the end. A local session listens only on loopback.
 
     Args:
         name: Name of the application in Spark's page.
-        master: Used where neither a running session nor spark-submit has chosen one.
-        runs_on_connect: Whether a session of Spark Connect does, as the job has no barrier stage.
+        master: Master that is used if neither a running session nor spark-submit has chosen one.
+        runs_on_connect: Whether Spark Connect is enough, because the job has no barrier stage.
 
     Raises:
-        RuntimeError: Spark does not start, or the process uses Spark Connect, on which the job cannot run.
+        RuntimeError: Spark does not start, or the job cannot run on the Spark Connect of this process.
     """
     if is_remote() or "SPARK_REMOTE" in os.environ:
         if not runs_on_connect:
@@ -60,7 +60,7 @@ def spark_session(name: str, master: str, *, runs_on_connect: bool = False) -> I
         quieten_spark(spark)
         yield spark
         return
-    # Executors on this machine use this interpreter, not whatever `python3` is on their path.
+    # Executors on this machine use this interpreter, not the `python3` on their path.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
     submitted = is_submitted()
@@ -79,7 +79,7 @@ def spark_session(name: str, master: str, *, runs_on_connect: bool = False) -> I
     try:
         yield spark
     finally:
-        with suppress(Py4JError, OSError):  # its JVM may have died, which is told by whoever needed it
+        with suppress(Py4JError, OSError):  # its JVM may have died; whoever needed it reports that
             spark.stop()
 
 
@@ -97,13 +97,13 @@ def _connect_session() -> Iterator[SparkSession]:
     try:
         yield spark
     finally:
-        with suppress(Exception):  # its server may have died, which is told by whoever needed it
+        with suppress(Exception):  # its server may have died; whoever needed it reports that
             spark.stop()
 
 
 def _log_level() -> dict[str, str]:
-    """Warnings only, as in Spark's own shells, where nobody has chosen: the start alone logs 170 lines otherwise."""
-    SparkContext._ensure_initialized()  # spark-submit's JVM knows what was chosen there
+    """Return the log level of Spark's own shells, warnings, if nobody chose one: the start alone logs 170 lines."""
+    SparkContext._ensure_initialized()  # spark-submit's JVM knows its settings
     conf = SparkConf()
     folders = [os.environ.get("SPARK_CONF_DIR"), Path(os.environ.get("SPARK_HOME", ""), "conf")]
     own_files = any(Path(folder, "log4j2.properties").is_file() for folder in folders if folder)
@@ -125,6 +125,6 @@ def _start(builder: SparkSession.Builder) -> SparkSession:
         remedy = next((text for part, text in _REMEDIES.items() if part in reason), "")
         raise RuntimeError(f"Spark does not start: {reason}{remedy}") from None
     finally:
-        # Spark's own handler would talk to the JVM in the middle of another call.
+        # Spark's own handler would call the JVM during another call.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, interrupt)

@@ -1,4 +1,4 @@
-"""What a job says where the kernel has killed a rank, which it does when the memory of a host is short."""
+"""The hint for a rank that the kernel killed, which it does if a host runs out of memory."""
 
 import signal
 
@@ -11,10 +11,10 @@ from pipelines.training.ranks.events import Event, MemoryNeeded
 
 
 class ShortageHint:
-    """Remembers what a rank needs, of which nothing is left to ask once it was killed."""
+    """Records the memory that a rank needs, because a killed rank cannot be asked."""
 
     def __init__(self, config: RunConfig) -> None:
-        """Nothing is known before rank 0 has a model."""
+        """Start without figures: rank 0 sends them when it has a model."""
         self._config = config
         self._needs: Needs | None = None
         self._limit: MemoryLimit | None = None
@@ -25,7 +25,7 @@ class ShortageHint:
             self._needs, self._limit = event.needs, event.limit
 
     def say(self, error: BaseException) -> None:
-        """Say what to change, if this is how the job ended."""
+        """Say what to change, if the kernel's kill ended the job."""
         if not isinstance(error, RankLostError) or error.root.exit_code != -signal.SIGKILL:
             return
         begin = f"rank {error.root.rank} was killed; if memory was short"

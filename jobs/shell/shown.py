@@ -1,4 +1,4 @@
-"""What a finished training shows in a notebook: a table of its epochs, its curves and where everything is."""
+"""The view of a finished training in a notebook: links, curves and a table of its epochs."""
 
 import base64
 import html
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def history_of(summary: TrainingSummary) -> "pandas.DataFrame":
-    """Return the metrics of each epoch, one row for each, counted from 1."""
+    """Return the metrics of the epochs, one row per epoch, counted from 1."""
     import pandas
 
     epochs = pandas.RangeIndex(1, len(summary.history) + 1, name="epoch")
@@ -45,7 +45,7 @@ def html_of(run: TrackedRun, summary: TrainingSummary, folder: AnyPath) -> str:
         "ended": html.escape(summary.ended),
         "not recorded": html.escape(summary.not_recorded),
     }
-    left = ' style="text-align: left"'  # notebooks put the cells of tables to the right
+    left = ' style="text-align: left"'  # notebooks align the cells of tables to the right
     lines = "".join(f"<tr><th{left}>{name}</th><td{left}>{value}</td></tr>" for name, value in rows.items() if value)
     image = base64.b64encode(picture.getvalue()).decode()
     table = history_of(summary).to_html(float_format="{:.4f}".format, border=0)

@@ -1,4 +1,4 @@
-"""Every verb of `groundswell`: what it does, and what it reads and needs; known without importing that."""
+"""The verbs of `groundswell` with what they do, read and need, without imports of their packages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ class Verb:
     """One command."""
 
     summary: str
-    """What it does, in a line without a full stop."""
+    """Description of the verb, in a line without a full stop."""
     module: str
     """Module whose `main(arguments, result)` is the job."""
     add_arguments: Callable[[Parser], None]
     reads: tuple[str, ...] = ()
-    """Sections and keys of the configuration that it reads; other keys given by `--set` are a mistake."""
+    """Sections and keys of the configuration that the verb reads; other keys in `--set` are a mistake."""
     ignores: tuple[str, ...] = ()
-    """Keys of these sections that it does not read."""
+    """Keys of these sections that the verb does not read."""
     needs: tuple[str, ...] = ()
-    """Packages that it needs beside Groundswell's own dependencies."""
+    """Packages that the verb needs in addition to Groundswell's own dependencies."""
 
 
 _RECIPE = ("input", "model", "warm_start", "optimizer", "schedule", "exchange", "training")
 _TRAINED = ("dataset", "reader", *_RECIPE, "launch", "tracking")
-# A few steps have no validation, exchange in lock step and begin again where a worker has died.
+# These verbs run a few synchronous steps, do not validate, and restart if a worker dies.
 _OF_A_WHOLE_TRAINING = (
     "training.mode",
     "training.metrics",
@@ -73,7 +73,7 @@ VERBS = {
             "reader.name",
             "reader.threads",
             "reader.batches_in_flight",
-            "launch.gpus_per_worker",  # the fit is NumPy's
+            "launch.gpus_per_worker",  # NumPy computes the fit
             "launch.recover",
             "launch.recover_every_steps",
             "launch.allow_fewer_workers",
@@ -93,7 +93,7 @@ VERBS = {
             "launch.master",
             "launch.threads_per_worker",
         ),
-        ignores=("archive.root",),  # --input says where it is
+        ignores=("archive.root",),  # --input names the archive
         needs=SCORING,
     ),
     "check": Verb(
@@ -115,7 +115,7 @@ VERBS = {
         options.schedule,
         reads=(
             "dataset.path",
-            "optimizer.name",  # which has a default of its own for the rate
+            "optimizer.name",  # every optimizer has its own default rate
             "optimizer.learning_rate",
             "optimizer.learning_rate_per_256",
             "optimizer.scaling",
@@ -125,7 +125,7 @@ VERBS = {
             "training.batch_size_per_worker",
             "training.accumulation_steps",
             "training.global_batch_size",
-            "training.mode",  # which decides how many workers take samples of their own
+            "training.mode",  # it decides how many workers have their own samples
             "launch.num_workers",
         ),
     ),
@@ -168,7 +168,7 @@ VERBS = {
             "training.tensorflow_profiler",
             "training.batch_size_per_worker",
             *_OF_A_WHOLE_TRAINING,
-            # Its steps have the rate 0.
+            # The steps have the rate 0.
             "optimizer.learning_rate",
             "optimizer.learning_rate_per_256",
             "optimizer.scaling",
@@ -180,7 +180,7 @@ VERBS = {
         "jobs.grid",
         options.grid,
         reads=_TRAINED,
-        ignores=("training.resume_run",),  # a cell that was interrupted continues by itself
+        ignores=("training.resume_run",),  # an interrupted cell continues automatically
         needs=TRAINING,
     ),
     "compare": Verb("compare recorded trainings: an HTML report and CSV", "jobs.compare", options.compare),
@@ -206,7 +206,7 @@ VERBS = {
         "jobs.demo",
         options.demo,
         reads=("archive", "prepare", *_TRAINED, "evaluate"),
-        # --archive and --folder say where all is; what is evaluated is in MLflow
+        # --archive and --folder name all locations; the evaluated model is in MLflow
         ignores=("archive.root", "dataset.path", "tracking.offline"),
         needs=TRAINING,
     ),
@@ -214,7 +214,7 @@ VERBS = {
 
 
 def parser_of(name: str) -> Parser:
-    """The parser of a verb's arguments."""
+    """Return the parser of a verb's arguments."""
     verb = VERBS[name]
     parser = Parser(name, verb.summary)
     parser.set_defaults(verb=name, reads=verb.reads, ignores=verb.ignores, resolved=None)

@@ -10,9 +10,9 @@ from models.compression.arithmetic.randomness import fold_in, make_key
 
 Shape = tuple[int, ...]
 Memory = dict[str, tf.Tensor]
-"""State of one tensor by name, and what one phase hands to the next."""
+"""State of one tensor by name, and values that one phase passes to the next."""
 Message: TypeAlias = tf.Tensor | tuple[tf.Tensor, ...] | tf.RaggedTensor
-"""What a phase hands to a collective; see `Codec`."""
+"""The input of a collective from a phase; see `Codec`."""
 CollectiveName = Literal["allreduce", "alltoall", "allgather"]
 Scope = Literal["worker", "owner", "shared"]
 
@@ -34,12 +34,12 @@ class StateSpec:
 
 @dataclass(frozen=True)
 class Context:
-    """What a codec may know about one exchange of one tensor."""
+    """The facts about one exchange of one tensor that a codec may use."""
 
     shape: Shape
     """Shape of the gradient."""
     rank: int
-    """This process, 0 to size - 1."""
+    """Rank of this process, 0 to size - 1."""
     size: int
     """Number of ranks."""
     step: tf.Tensor
@@ -49,16 +49,16 @@ class Context:
     tensor: int
     """Position of the gradient in the list."""
     residual_scale: tf.Tensor
-    """Learning rate of the last step over that of this step, or 1: residuals are in units of the gradient."""
+    """Learning rate of the last step divided by that of this step, or 1: residuals have the unit of the gradient."""
 
     @property
     def key(self) -> tf.Tensor:
-        """A key of two int32: different for every step and tensor, equal on every rank."""
+        """A key of two int32, different for every step and tensor, equal on every rank."""
         return make_key(self.seed, 1, self.step, self.tensor)
 
     @property
     def rank_key(self) -> tf.Tensor:
-        """A key of two int32 that differs between ranks too."""
+        """A key of two int32, different for every step, tensor and rank."""
         return fold_in(self.key, self.rank + 1)
 
 
@@ -71,7 +71,7 @@ class Codec(Protocol):
             value = collectives[number](message)
         mean, memory = phase(len(collectives), value, memory)
 
-    A phase hands to a collective:
+    A phase passes to a collective:
 
     - "allreduce": a tensor of any shape; every rank gets the sum. Codecs with these only are called linear.
     - "alltoall": a tuple of tensors of any types, `(size, ...)`, with row r for rank r; rank r gets the rows r of all
@@ -79,25 +79,25 @@ class Codec(Protocol):
     - "allgather": a tuple of tensors of any types, `(1, ...)`; every rank gets all rows, in rank order.
 
     Rows whose length depends on the data are one `tf.RaggedTensor` of bytes. Phases are pure functions of tensors. A
-    memory may hold further entries from one phase to the next.
+    memory may contain further entries between two phases.
     """
 
     name: str
     collectives: tuple[CollectiveName, ...]
-    """Empty if every tensor travels dense."""
+    """Names of the collectives between the phases; empty: every tensor is sent dense."""
     compiled: bool
     """Whether XLA may compile the phases: their shapes do not depend on the data."""
     checks_finite: bool
     """Whether phase 0 adds the bool "finite" to the memory: false if the corrected gradient has an infinity or NaN."""
     local_clip_norm: float | None
-    """Each rank clips its gradients to this global norm over the square root of the number of ranks."""
+    """Global norm: each rank clips its gradients to this norm divided by the square root of the number of ranks."""
 
     def accepts(self, shape: Shape) -> bool:
-        """Whether the codec makes a tensor of this shape, of rank 2 or more, smaller; otherwise it travels dense."""
+        """Return whether the codec compresses a tensor of this shape, of rank 2 or more; if not, it is sent dense."""
         ...
 
     def state_specs(self, shape: Shape, size: int, *, dense: bool) -> dict[str, StateSpec]:
-        """Return the state of one tensor among `size` ranks; `dense` if it never travels compressed."""
+        """Return the state of one tensor among `size` ranks; `dense` if it is never sent compressed."""
         ...
 
     def phase(self, number: int, value: Message, memory: Memory, context: Context) -> tuple[Message, Memory]:
@@ -105,7 +105,7 @@ class Codec(Protocol):
         ...
 
     def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
-        """Return what replaces a mean that travelled dense: the tensor is small, or the exchange is `warming_up`."""
+        """Return the result for a mean that was sent dense: the tensor is small, or the exchange is `warming_up`."""
         ...
 
     def join_parts(self, parts: tf.Tensor, shape: Shape) -> tf.Tensor:

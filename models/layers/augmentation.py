@@ -1,4 +1,4 @@
-"""Augmentation drawn without state, the same on any number of ranks and after a resume; flips and quarter turns."""
+"""Augmentation without state, the same on any number of ranks and after a resume: flips and quarter turns."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING or ON_TENSORFLOW:
     import tensorflow as tf
 
 ELEMENTS = {"flips": 4, "dihedral": 8}
-"""Number of the square's symmetries that each augmentation draws from, all with the same probability."""
+"""Number of symmetries of the square from which each augmentation draws, all with the same probability."""
 
 _FLIP_COLUMNS, _FLIP_ROWS, _TRANSPOSE = 1, 2, 4
 _WORD_BITS = 64
@@ -27,7 +27,7 @@ def augmentation_seeds(seed: int, epoch: int, rows: ArrayLike) -> NDArray[np.int
     Args:
         seed: Seed of the training, in [0, 2**64).
         epoch: Number of the epoch, in [0, 2**64).
-        rows: Row of each sample in the dataset's split, on whichever rank reads it: integers of any shape.
+        rows: Row of each sample in the dataset's split, independent of the rank that reads it: integers of any shape.
 
     Returns:
         Seeds of the shape of `rows`; every bit is as good as random.
@@ -51,12 +51,12 @@ def augmentation_seeds(seed: int, epoch: int, rows: ArrayLike) -> NDArray[np.int
 
 @keras.saving.register_keras_serializable(package="groundswell")
 class Augmentation(keras.layers.Layer):  # type: ignore[misc]
-    """Flips and turns every sample by one of the symmetries of the square, all its image groups by the same one.
+    """Applies one symmetry of the square to every sample, the same to all image groups of the sample.
 
         element = seed mod (4 for "flips", 8 for "dihedral")
         transpose if element & 4, then reverse the rows if element & 2, then the columns if element & 1
 
-    So 1 mirrors left and right, 2 mirrors top and bottom, 3 is the half turn, 5 the quarter turn clockwise, 6 the
+    So 1 mirrors left to right, 2 mirrors top to bottom, and 3 is the half turn. 5 is the quarter turn clockwise, 6 the
     quarter turn counter-clockwise, and 4 and 7 mirror at the two diagonals. Images keep dtype and shape, under any
     dtype policy.
 
@@ -69,14 +69,14 @@ class Augmentation(keras.layers.Layer):  # type: ignore[misc]
     """
 
     def __init__(self, kind: str, **kwargs: Any) -> None:
-        # No autocast: half floats have neither the range nor the precision of stored pixels.
+        # There is no autocast: half floats have neither the range nor the precision of stored pixels.
         super().__init__(autocast=False, **kwargs)
         if kind not in ELEMENTS:
             raise ValueError(f"augmentation must be one of {tuple(ELEMENTS)}, got {kind!r}")
         self.kind = kind
 
     def build(self, images_shape: dict[str, Any], seeds_shape: Any = None) -> None:
-        """Check that images to be turned are square."""
+        """Check that images for quarter turns are square."""
         for name, (_, height, width, _) in images_shape.items():
             if self.kind == "dihedral" and height != width:
                 raise ValueError(
@@ -113,7 +113,7 @@ class Augmentation(keras.layers.Layer):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable(package="groundswell")
 class AugmentedModel(keras.Model):  # type: ignore[misc]
-    """Gives the seeds of samples to the layers that draw from them; without training it only applies `network`.
+    """Passes the seeds of samples to the layers that draw from them; outside training it only applies `network`.
 
     These are the augmentation, which comes before the network, and layers in the network such as `SeededDrop`.
 
@@ -165,14 +165,14 @@ def _move_pixels(images: Any, elements: Any, count: int) -> Any:
     sources = tf.gather(_source_pixels(height, width, count), elements)
     pixels = tf.reshape(images, (-1, height * width, bands))
     if images.dtype.is_integer and images.dtype.size < tf.int32.size:
-        # On a GPU TensorFlow cannot gather integers shorter than int32: it would copy the images to the host and back.
+        # TensorFlow cannot gather integers shorter than int32 on a GPU: it would copy the images to the host and back.
         pixels = tf.cast(pixels, tf.int32)
     moved = tf.gather(pixels, sources, batch_dims=1)
     return tf.reshape(tf.cast(moved, images.dtype), (-1, height, width, bands))
 
 
 def _source_pixels(height: int, width: int, count: int) -> NDArray[np.int32]:
-    """Return the source of each pixel for each symmetry, `(count, height * width)`; pixels are counted row by row."""
+    """Return the source of each pixel for each symmetry, `(count, height * width)`; pixels are numbered row by row."""
     sources = []
     for element in range(count):
         pixels = np.arange(height * width, dtype=np.int32).reshape(height, width)

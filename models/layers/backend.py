@@ -1,16 +1,16 @@
-"""Keras's backend: networks, losses and optimizers compute under any, some layers by operations of TensorFlow alone."""
+"""Keras's backend: networks, losses and optimizers work with any backend, some layers only with TensorFlow."""
 
 import keras
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
-"""Whether TensorFlow computes; on another backend these layers do not import it, and it need not be installed."""
+"""Whether the backend is TensorFlow; otherwise these layers do not import it, and it need not be installed."""
 
 
 def require_tensorflow(what: str) -> None:
-    """Refuse what no other backend can compute.
+    """Refuse another backend than TensorFlow.
 
     Raises:
-        ValueError: Keras has another backend; names it and `what`.
+        ValueError: Keras has another backend; the message has its name and `what`.
     """
     if not ON_TENSORFLOW:
         raise ValueError(

@@ -1,6 +1,6 @@
-"""Batch normalisation in TensorFlow's fused kernel: by one rank's batch, by several ranks' together, by given moments.
+"""Batch normalisation in TensorFlow's fused kernel, by one rank's batch, several ranks' batches or given moments.
 
-Only Keras's TensorFlow backend has these functions; `models.layers.normalisation` says what other backends do.
+Only Keras's TensorFlow backend has these functions; `models.layers.normalisation` describes other backends.
 """
 
 from typing import Any, Protocol
@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 Normalised = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
-"""Normalised images of the images' dtype, and the float32 mean and variance `(channels,)` by which they were."""
+"""Normalised images of the images' dtype, and the float32 mean and variance `(channels,)` that normalised them."""
 
 
 class RankGroup(Protocol):
-    """The ranks that normalise by the statistics of their batches together."""
+    """The ranks that normalise with the common statistics of their batches."""
 
     @property
     def size(self) -> int:
@@ -20,7 +20,7 @@ class RankGroup(Protocol):
         ...
 
     def sum(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        """Return the sum over the group; its ranks match their calls by the name."""
+        """Return the sum over the group; the ranks match their calls by the name."""
         ...
 
 
@@ -31,7 +31,7 @@ def normalise_by(
 
     Args:
         images: x, `(batch, height, width, channels)`.
-        gamma: Float32 `(channels,)`, as all that follow.
+        gamma: Factor, float32 `(channels,)`, like all that follow.
         beta: The offset.
         mean: A constant for the gradients.
         variance: A constant for the gradients.
@@ -43,12 +43,12 @@ def normalise_by(
 
 
 def normalise_by_batch(images: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float) -> Normalised:
-    """Normalise by mean and (biased) variance of `images` themselves; the arguments are as for `normalise_by`."""
+    """Normalise with mean and (biased) variance of `images`; the arguments are as for `normalise_by`."""
     nothing = tf.zeros([0], tf.float32)
     outputs, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
         x=images, scale=gamma, offset=beta, mean=nothing, variance=nothing, epsilon=epsilon, is_training=True
     )
-    # The kernel returns the unbiased variance, n / (n - 1) times the one that Keras averages.
+    # The kernel returns the unbiased variance, n / (n - 1) times the variance that Keras averages.
     count = _count(images)
     return outputs, mean, variance * (count - 1.0) / count
 
@@ -62,24 +62,24 @@ def normalise_over_ranks(
     group: RankGroup,
     name: str,
 ) -> Normalised:
-    """Normalise by the statistics of the batches of all ranks of a group, as one rank with all of them would.
+    """Normalise with the statistics of all batches of a group, as one rank with all batches would.
 
         forward:   n, sum of x - shift, sum of (x - shift)^2            summed over the group: 2 C + 1 floats
         backward:  sum of dy, sum of dy * xhat                          summed over the group: 2 C floats
         dx = gamma / sqrt(variance + epsilon) * (dy - sum(dy) / n - xhat * sum(dy * xhat) / n)
 
-    The gradients of gamma and beta are this rank's own sums, as every other gradient is before the exchange.
+    The gradients of gamma and beta are sums of this rank, like every other gradient before the exchange.
 
     Args:
         images: This rank's x, `(batch, height, width, channels)`.
         gamma: Float32 `(channels,)`.
         beta: The offset.
-        shift: A first guess of the mean, the same on all ranks: with it the square of a large mean does not cancel.
+        shift: A first estimate of the mean, the same on all ranks, which avoids cancellation for a large mean.
         epsilon: Added to the variance.
-        group: The ranks; all of them make the same calls.
-        name: The name of the sums, the same on all ranks and no other layer's.
+        group: The ranks; all ranks make the same calls.
+        name: The name of the sums, the same on all ranks and different for every layer.
 
-    Source: Ioffe, Szegedy 2015, for the gradient; Goyal et al. 2017, section 2.3, for what it means per worker.
+    Source: Ioffe, Szegedy 2015, for the gradient; Goyal et al. 2017, section 2.3, for statistics per worker.
     """
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -93,7 +93,7 @@ def normalise_over_ranks(
         outputs = normalise_by(images, gamma, beta, mean, variance, epsilon)
 
         def gradient(upstream: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            # As if mean and variance were constants; what the images do to them follows.
+            # This is the gradient for constant mean and variance; the terms of both follow.
             direct, gamma_gradient, beta_gradient, *_ = tf.raw_ops.FusedBatchNormGradV3(
                 y_backprop=upstream,
                 x=images,
@@ -119,5 +119,5 @@ def normalise_over_ranks(
 
 
 def _count(images: tf.Tensor) -> tf.Tensor:
-    """Number of values per channel."""
+    """Return the number of values per channel."""
     return tf.cast(tf.size(images) // tf.shape(images)[-1], tf.float32)

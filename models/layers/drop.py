@@ -1,4 +1,4 @@
-"""Dropout and stochastic depth drawn from the samples' seeds: the same on any number of ranks and after a resume."""
+"""Dropout and stochastic depth from the samples' seeds: the same on any number of ranks and after a resume."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ _WEYL = 0x9E3779B9
 def sample_seeds(seeds: Any) -> Iterator[None]:
     """Give the seeds of a batch, int32 `(batch,)` or None, to the layers that are called inside.
 
-    They are no input of the network, so that the model that is served takes images alone.
+    The seeds are no input of the network, so that the served model takes only images.
     """
     token = _SEEDS.set(seeds)
     try:
@@ -32,16 +32,16 @@ def sample_seeds(seeds: Any) -> Iterator[None]:
 
 @keras.saving.register_keras_serializable(package="groundswell")
 class SeededDrop(keras.layers.Layer):  # type: ignore[misc]
-    """Sets features to 0 in training, as the seeds of `sample_seeds` say, and scales the others by 1 / (1 - rate).
+    """Sets random features to 0 in training, by the seeds of `sample_seeds`, and scales the others by 1 / (1 - rate).
 
         keep = uniform(seed of the sample, number of the layer, feature) >= rate
 
-    A saved model holds Keras's own `Dropout` instead: see `plain_layers`.
+    A saved model has Keras's own `Dropout` instead: see `plain_layers`.
 
     Args:
-        rate: Part that is set to 0, in [0, 1).
+        rate: Part of the features that is set to 0, in [0, 1).
         number: Number of this layer in the network, so that layers draw independently.
-        whole_samples: Whether a sample keeps or loses all features together, as stochastic depth needs it.
+        whole_samples: Whether a sample keeps or loses all features together, as for stochastic depth.
 
     Raises:
         ValueError: a rate out of range; when called in training, missing seeds.
@@ -80,7 +80,7 @@ class SeededDrop(keras.layers.Layer):  # type: ignore[misc]
         return {**super().get_config(), **own}
 
     def plain(self) -> keras.layers.Layer:
-        """Return Keras's own layer of the same rate, which draws from a state of its own."""
+        """Return Keras's own layer of the same rate, which draws from its own state."""
         shape = (None, *([1] * (len(self.input.shape) - 1))) if self.whole_samples else None
         return keras.layers.Dropout(self.rate, noise_shape=shape, name=self.name)
 
@@ -90,7 +90,7 @@ def uniform(seeds: Any, number: int, count: int) -> Any:
 
     Args:
         seeds: One per sample, int32 `(batch,)`.
-        number: Number of the stream, so that layers draw independently: a network's layers have those from 0 on.
+        number: Number of the stream, so that layers draw independently; a network's layers use 0, 1, 2, ...
         count: Numbers for each sample.
 
     Returns:

@@ -1,4 +1,4 @@
-"""How the pixel grids of image groups lie on each other; imports no TensorFlow, so that the driver can ask."""
+"""The geometry of the pixel grids of image groups, without TensorFlow, so that the driver can use it."""
 
 import math
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ Sizes = Mapping[str, Size]
 
 
 def coarsening(sizes: Sizes) -> dict[str, tuple[int, int]]:
-    """Return for each group how many pixels of the finest one a pixel covers, downwards and across.
+    """Return for each group the number of pixels of the finest group that a pixel covers, down and across.
 
     Raises:
-        ValueError: This is no whole number.
+        ValueError: A number is not whole.
     """
     finest = tuple(max(size[axis] for size in sizes.values()) for axis in (0, 1))
     factors = {}
@@ -28,15 +28,15 @@ def coarsening(sizes: Sizes) -> dict[str, tuple[int, int]]:
 
 
 def shift_units(sizes: Sizes, length: int, name: str) -> tuple[int, int]:
-    """Return the smallest shifts, down and across in pixels of the finest group, that are whole pixels of every group.
+    """Return the smallest shifts, down and across in pixels of the finest group, that are whole pixels in every group.
 
     Args:
         sizes: The image groups.
-        length: Largest shift, or the side of a square that is placed, in pixels of the finest group.
-        name: What the length is called in errors: "padding" or "cutout".
+        length: Largest shift, or the side of a square, in pixels of the finest group.
+        name: Name of the length in errors: "padding" or "cutout".
 
     Raises:
-        ValueError: The length is no multiple of these shifts, or larger than the images, or the grids do not fit.
+        ValueError: The length is no multiple of these shifts or larger than the images, or the grids do not fit.
     """
     factors = coarsening(sizes)
     units = math.lcm(*(down for down, _ in factors.values())), math.lcm(*(across for _, across in factors.values()))

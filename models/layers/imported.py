@@ -1,4 +1,4 @@
-"""An augmentation that is not this project's own, by import path."""
+"""An augmentation from outside this project, by import path."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,14 +16,14 @@ _SETTING = "input.augmentation.path"
 
 @keras.saving.register_keras_serializable(package="groundswell")
 class ImportedAugmentation(keras.layers.Layer):  # type: ignore[misc]
-    """Calls somebody else's function on the images of every training batch.
+    """Calls an imported function on the images of every training batch.
 
         function(images, seeds, **settings) -> images
 
-    `images` holds for each image group a tensor `(batch, height, width, bands)` of the stored dtype, `seeds` one int32
-    per sample whose bits are as good as random. The result has the same groups, shapes and dtypes. A function that
-    draws from the seeds only is the same on any number of ranks and after a resume. It becomes part of a TensorFlow
-    graph, on the accelerator.
+    `images` has for each image group a tensor `(batch, height, width, bands)` of the stored dtype. `seeds` has one
+    int32 per sample, whose bits are as good as random. The result has the same groups, shapes and dtypes. A function
+    that draws only from the seeds is the same on any number of ranks and after a resume. The function becomes part of a
+    TensorFlow graph, on the accelerator.
 
     Args:
         path: Import path of the function, `package.module:function`.
@@ -41,11 +41,11 @@ class ImportedAugmentation(keras.layers.Layer):  # type: ignore[misc]
         self._function = import_function(path, _SETTING)
 
     def build(self, images_shape: dict[str, Any], seeds_shape: Any = None) -> None:
-        """Nothing: there are no variables."""
+        """Create nothing: there are no variables."""
         self.built = True
 
     def call(self, images: dict[str, Any], seeds: Any = None, training: bool | None = None) -> dict[str, Any]:
-        """Return the images; in training, what the function makes of them."""
+        """Return the images; in training, the result of the function."""
         if not training:
             return images
         require_tensorflow(f"{_SETTING}={self.import_path}")
@@ -54,7 +54,7 @@ class ImportedAugmentation(keras.layers.Layer):  # type: ignore[misc]
         images = {name: tf.convert_to_tensor(group) for name, group in images.items()}
         try:
             found = self._function(images, tf.convert_to_tensor(seeds), **self.settings)
-        except Exception as error:  # whatever the function's own code raises
+        except Exception as error:  # the function's own code may raise any exception
             raise ValueError(f"{_SETTING}={self.import_path}: the function raised {described(error)}") from error
         expected = _described(images)
         if not isinstance(found, Mapping) or _described(found) != expected:
@@ -72,7 +72,7 @@ class ImportedAugmentation(keras.layers.Layer):  # type: ignore[misc]
 
 
 def _described(images: Mapping[str, Any]) -> dict[str, str]:
-    """Shape and dtype of each group, without the number of samples."""
+    """Return shape and dtype of each group, without the number of samples."""
     return {
         name: f"{keras.backend.standardize_dtype(images[name].dtype)} {tuple(images[name].shape[1:])}"
         if hasattr(images[name], "shape")

@@ -1,4 +1,4 @@
-"""meProp: back-propagation through only the largest elements of a layer's output gradient."""
+"""meProp: back-propagation of only the largest elements of a layer's output gradient."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +18,15 @@ class MeProp(keras.layers.Wrapper):  # type: ignore[misc]
         dy' = dy where |dy| is among the k largest over the last axis, 0 elsewhere
         dW = x^T dy',  dx = dy' W^T
 
-    The forward pass is unchanged. For a dense layer, dW then has at most k non-zero columns for each example, or k for
-    the whole minibatch if the choice is unified. If k is the number of units, nothing changes. The gradient is biased,
-    and there is no error feedback.
+    The forward pass is unchanged. For a dense layer, dW then has at most k non-zero columns per example, or per
+    minibatch if the choice is unified. If k is the number of units, nothing changes. The gradient is biased, and there
+    is no error feedback.
 
     Args:
         layer: Usually dense; `k` counts along the last axis of its output.
         k: Number of elements to keep, at least 1.
         unified: Whether the whole minibatch shares the chosen units, by the sum of |dy| over all but the last axis.
-        **kwargs: What any Keras layer takes.
+        **kwargs: Arguments of any Keras layer.
 
     Raises:
         ValueError: k below 1, or, when called, above the number of units.
@@ -59,7 +59,7 @@ class MeProp(keras.layers.Wrapper):  # type: ignore[misc]
 
 
 def keep_largest_gradients(outputs: "tf.Tensor", k: int, *, unified: bool) -> "tf.Tensor":
-    """Return `outputs`, with a gradient that keeps the k largest elements along the last axis, of equals the first.
+    """Return `outputs`, with a gradient that keeps the k largest elements along the last axis; of equals, the first.
 
     Raises:
         ValueError: Keras's backend is not TensorFlow.

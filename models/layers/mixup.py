@@ -1,4 +1,4 @@
-"""Mixup: samples that are weighted means of two, drawn without state, the same on any number of ranks."""
+"""Mixup: samples as weighted means of two samples, drawn without state, the same on any number of ranks."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING or ON_TENSORFLOW:
     import tensorflow as tf
 
 _FIRST_STREAM = 2**32
-"""Seeds of a training are below it, so that augmentation draws other numbers."""
+"""Offset of mixup's seeds; seeds of a training are below it, so that augmentation draws other numbers."""
 
 
 def mixing_coefficients(alpha: float, *, seed: int, epoch: int, rows: ArrayLike) -> NDArray[np.float32]:
@@ -41,7 +41,7 @@ def mixing_coefficients(alpha: float, *, seed: int, epoch: int, rows: ArrayLike)
     shape = np.shape(rows)
     coefficients, drawn, stream = np.zeros(shape), np.zeros(shape, bool), _FIRST_STREAM + seed
     while not drawn.all():
-        # Logarithms, because powers of a small alpha leave the range of floats.
+        # Logarithms are used because powers of a small alpha exceed the range of floats.
         log_x = np.log(_uniform(stream, epoch, rows)) / alpha
         log_y = np.log(_uniform(stream + _FIRST_STREAM, epoch, rows)) / alpha
         accepted = ~drawn & (np.logaddexp(log_x, log_y) <= 0)
@@ -54,8 +54,8 @@ def mixing_coefficients(alpha: float, *, seed: int, epoch: int, rows: ArrayLike)
 def mix_pairs(values: "tf.Tensor", coefficients: "tf.Tensor") -> "tf.Tensor":
     """Return, for each sample of a batch, c * (its value) + (1 - c) * (its partner's).
 
-    Partners are neighbours: samples 0 and 1, 2 and 3, and so on. In an order that is drawn anew for every epoch they
-    are as random as any others. Pairs do not depend on how a global batch is divided into batches of even size.
+    Partners are neighbours: samples 0 and 1, 2 and 3, and so on. Every epoch has a new random order, so these pairs are
+    as random as any others. They do not depend on how a global batch is divided into batches of even size.
 
     Args:
         values: `(batch, ...)`, of an even batch size; images in any stored dtype, or targets in float32.
@@ -68,9 +68,9 @@ def mix_pairs(values: "tf.Tensor", coefficients: "tf.Tensor") -> "tf.Tensor":
         ValueError: Keras's backend is not TensorFlow.
 
     Source: Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", equation 2.
-    Differs: every sample has a c of its own, where the authors' code has one per batch. Stored pixels are mixed, not
-    normalised ones: as all steps from pixels to the network's input are linear and keep a constant, that is the same up
-    to the rounding of half a stored unit. The mixture is then augmented as one image.
+    Differs: every sample has its own c; the authors' code has one per batch. Stored pixels are mixed, not normalised
+    ones. All steps from pixels to the network's input are linear and keep a constant, so the result is the same up to
+    the rounding of half a stored unit. The mixture is then augmented as one image.
     """
     require_tensorflow("mixup")
     mixed = tf.cast(values, tf.float32)

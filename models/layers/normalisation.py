@@ -1,4 +1,4 @@
-"""Batch normalisation as one kernel: without it Keras spends a quarter of a ResNet's training step on a CPU."""
+"""Batch normalisation as one kernel; Keras's own takes a quarter of a ResNet's training step on a CPU."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +22,8 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[
         y = gamma * (x - mean) / sqrt(variance + epsilon) + beta
         moving = momentum * moving + (1 - momentum) * batch's
 
-    It has the arguments, weights and results of Keras's layer, which a saved model holds instead: see
-    `plain_layers`. The fused kernel is TensorFlow's: on another backend of Keras, and for other shapes, Keras's own
-    layer computes.
+    It has the arguments, weights and results of Keras's layer, which replaces it in a saved model: see `plain_layers`.
+    The fused kernel is TensorFlow's: on another backend of Keras, and for other shapes, Keras's own layer computes.
 
     Source: Ioffe, Szegedy 2015, algorithm 1.
     """
@@ -33,16 +32,16 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[
     _sum_name = ""
 
     def normalise_over(self, group: "RankGroup | None", name: str) -> None:
-        """Take the statistics in training over the batches of a group of ranks; None: of this rank only.
+        """Take the training statistics over the batches of a group of ranks; None: over this rank's batch only.
 
         Args:
             group: The ranks.
-            name: Under which they match their sums: the same on all ranks, and no other layer's.
+            name: Name with which the ranks match their sums: the same on all ranks, and different for every layer.
         """
         self._group, self._sum_name = group, name
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        """Normalise by the batch's statistics in training; by the moving ones otherwise, and if the layer is frozen."""
+        """Normalise with the batch's statistics in training; otherwise, or if frozen, with the moving ones."""
         learning = bool(training) and self.trainable
         if learning and self._group is not None:
             if mask is not None:
@@ -78,10 +77,10 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[
 
 
 def normalise_over(model: keras.Model, group: "RankGroup") -> None:
-    """Let every batch norm of a model take its statistics, and their gradients, over the batches of a group of ranks.
+    """Make every batch norm of a model take its statistics, and their gradients, over the batches of a group of ranks.
 
-    k ranks with batch b then normalise as one rank with batch k * b. Every rank of the group must do this, before a
-    training step is compiled, for the same model; all run the same sums in every training step.
+    k ranks with batch b then normalise as one rank with batch k * b. Every rank of the group must call this for the
+    same model before a training step is compiled. All ranks run the same sums in every training step.
 
     Args:
         model: A model of a network of this package, or with `FusedBatchNormalization`.
@@ -99,7 +98,7 @@ def batch_norms_over_ranks(model: keras.Model) -> list[FusedBatchNormalization]:
     """Return all batch norms of a model, in its order.
 
     Raises:
-        ValueError: There is none, or one is Keras's own, which knows no ranks.
+        ValueError: There is no batch norm, or one is Keras's own layer, which has no group of ranks.
     """
     layers = _batch_norms(model)
     foreign = [layer.name for layer in layers if not isinstance(layer, FusedBatchNormalization)]
@@ -117,7 +116,7 @@ def statistics_bytes(model: keras.Model) -> int:
 
         4 * (2 C + 1) forward and 4 * 2 C backward, summed over the layers of C channels
 
-    Frozen layers have none. For ResNet-50 these are 425 kB, 0.45 % of its float32 gradients.
+    Frozen layers add nothing. For ResNet-50 the payload is 425 kB, 0.45 % of its float32 gradients.
     """
     return sum(4 * (4 * layer.moving_mean.shape[0] + 1) for layer in _batch_norms(model) if layer.trainable)
 
@@ -145,7 +144,7 @@ def plain_layers(model: keras.Model) -> keras.Model:
         config = _of_float32(layer.get_config())
         if isinstance(layer, keras.layers.Wrapper):
             config["layer"] = keras.saving.serialize_keras_object(plain(layer.layer))
-        policy = getattr(layer, "dtype_policy", None)  # operations without variables have none
+        policy = getattr(layer, "dtype_policy", None)  # operations without variables have no policy
         if policy is not None and policy.name.startswith("mixed_"):
             config["dtype"] = "float32"
         elif policy is None and config.get("dtype") in half:
@@ -158,7 +157,7 @@ def plain_layers(model: keras.Model) -> keras.Model:
 
 
 def _of_float32(config: Any) -> Any:
-    """A layer's configuration, in which the layers within it, such as the cell of a recurrent one, are of float32."""
+    """Return a layer's configuration with float32 for the layers in it, such as the cell of a recurrent layer."""
     if isinstance(config, list | tuple):
         return type(config)(_of_float32(each) for each in config)
     if not isinstance(config, dict):

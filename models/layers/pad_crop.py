@@ -1,4 +1,4 @@
-"""Random crops of padded images, and squares that are cut out: the augmentation of CIFAR-10."""
+"""Random crops of padded images, and squares that are cut out, as for CIFAR-10."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -21,18 +21,18 @@ _CUTOUT_STREAM = -1
 
 @keras.saving.register_keras_serializable(package="groundswell")
 class PadCrop(keras.layers.Layer):  # type: ignore[misc]
-    """Pads every sample on all sides and crops it to its size again, all its image groups at the same place.
+    """Pads every sample on all sides and crops it to its original size, at the same place in all image groups.
 
         down  = unit * floor(n * (seed's bits 3 to 16)  / 2**14) - padding
         across = unit * floor(n * (seed's bits 17 to 30) / 2**14) - padding,   n = 2 * padding / unit + 1
 
     are the shifts in pixels of the finest group. The unit is the smallest shift that is whole pixels of every group, so
-    that no pixel is interpolated and all groups keep showing one scene: 1 for a single group, 6 for BigEarthNet's 10,
-    20 and 60 m, 2 for its 10 and 20 m. The padding is a multiple of it. Where the seed's lowest bit is set, the crop is
-    mirrored left and right. The probability of each shift is 1 / n, to 2**-14. Images keep dtype and shape.
+    that no pixel is interpolated and all groups show one scene. It is 1 for a single group, 6 for BigEarthNet's 10, 20
+    and 60 m, and 2 for its 10 and 20 m. The padding is a multiple of the unit. If the seed's lowest bit is set, the
+    crop is mirrored left to right. The probability of each shift is 1 / n, to 2**-14. Images keep dtype and shape.
 
-    With `cutout`, a square of the crop is then filled with the mean of the crop, rounded for integers, of each band. It
-    lies inside the image and at the same place in all groups, and every place has the same probability, to 2**-24.
+    With `cutout`, a square of the crop is then filled with each band's mean over the crop, rounded for integers. The
+    square lies inside the image and at the same place in all groups. Every place has the same probability, to 2**-24.
 
     Args:
         padding: Pixels of the finest group on each side.
@@ -46,8 +46,8 @@ class PadCrop(keras.layers.Layer):  # type: ignore[misc]
 
     Source: Lee et al. 2015 (deeply-supervised nets) and He et al. 2015, section 4.2, for 4 pixels and the mirror;
     Zagoruyko and Komodakis 2016, section 3, for reflections in the padding; DeVries and Taylor 2017 for the square.
-    Differs: the reflection includes the border pixel, since only then it is the same scene at every resolution; "zero"
-    is the stored value, where the first two pad after the mean is subtracted. DeVries and Taylor fill with the mean of
+    Differs: the reflection includes the border pixel, since only then all resolutions show the same scene. "zero" is
+    the stored value; the first two sources pad after the mean is subtracted. DeVries and Taylor fill with the mean of
     the dataset, which stored pixels do not show, and let a part of the square lie outside.
     """
 
@@ -63,7 +63,7 @@ class PadCrop(keras.layers.Layer):  # type: ignore[misc]
         self.padding, self.fill, self.mirror, self.cutout = padding, fill, mirror, cutout
 
     def build(self, images_shape: dict[str, Any], seeds_shape: Any = None) -> None:
-        """Check that the groups can be shifted alike, and the square cut out of all."""
+        """Check that the shifts and the square fit all groups."""
         sizes = _sizes(images_shape)
         shift_units(sizes, self.padding, "padding")
         shift_units(sizes, self.cutout, "cutout")
@@ -109,7 +109,7 @@ class PadCrop(keras.layers.Layer):  # type: ignore[misc]
         return {**super().get_config(), **own}
 
     def _shifts(self, seeds: "tf.Tensor", from_bit: int, unit: int) -> "tf.Tensor":
-        """Shifts in pixels of the finest group, int32 `(batch,)`, each a multiple of the unit."""
+        """Return shifts in pixels of the finest group, int32 `(batch,)`, each a multiple of the unit."""
         bits = tf.bitwise.bitwise_and(tf.bitwise.right_shift(seeds, from_bit), 2**_SHIFT_BITS - 1)
         count = 2 * self.padding // unit + 1
         return unit * tf.bitwise.right_shift(bits * count, _SHIFT_BITS) - self.padding
@@ -140,14 +140,14 @@ def _sizes(shapes: dict[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def _pixels_at(images: "tf.Tensor", rows: "tf.Tensor", columns: "tf.Tensor", fill: str) -> "tf.Tensor":
-    """Return the pixels at `rows (batch, height)` and `columns (batch, width)`, of which some are outside."""
+    """Return the pixels at `rows (batch, height)` and `columns (batch, width)`; some may be outside the images."""
     height, width, bands = images.shape[1:]
     row, row_is_inside = _reflected(rows, height)
     column, column_is_inside = _reflected(columns, width)
     sources = tf.reshape(row[:, :, tf.newaxis] * width + column[:, tf.newaxis, :], (-1, height * width))
     pixels = tf.reshape(images, (-1, height * width, bands))
     if images.dtype.is_integer and images.dtype.size < tf.int32.size:
-        # On a GPU TensorFlow cannot gather integers shorter than int32: it would copy the images to the host and back.
+        # TensorFlow cannot gather integers shorter than int32 on a GPU: it would copy the images to the host and back.
         pixels = tf.cast(pixels, tf.int32)
     found = tf.reshape(tf.gather(pixels, sources, batch_dims=1), (-1, height, width, bands))
     if fill == "zero":

@@ -1,6 +1,6 @@
-"""From stored image groups to one float32 image: normalise, resize to the finest grid, concatenate.
+"""The layers from stored image groups to one float32 image: normalise, resize to the finest grid, concatenate.
 
-Only built-in Keras layers and operations are used, so a saved model needs nothing but Keras to load.
+Only built-in Keras layers and operations are used, so that Keras alone can load a saved model.
 """
 
 import functools
@@ -24,8 +24,8 @@ class InputGroup:
 
     `mean` and `std` hold one value per band, in the units of the stored pixels.
 
-    `channels` says for each band which channel of the joined image it becomes, None that the network does not see it;
-    without `channels` all bands of all groups follow each other.
+    `channels` has for each band its channel in the joined image, or None if the network does not see the band. Without
+    `channels`, all bands of all groups follow each other.
 
     Raises:
         ValueError: a mean, std or channels of the wrong length, statistics that are not finite, or a negative std.
@@ -57,9 +57,9 @@ def preprocess(
 ) -> keras.KerasTensor:
     """Join image groups of different resolution into one normalised image.
 
-    Each group becomes `(pixel - mean) / std` in float32 (std 0, a constant band, counts as 1), is resized to the
-    largest height and width among the groups with pixel centres aligned, and is concatenated in the order of `groups`,
-    or as their `channels` say.
+    Each group becomes `(pixel - mean) / std` in float32 (std 0, a constant band, counts as 1). It is resized to the
+    largest height and width of the groups with aligned pixel centres. The groups are concatenated in the order of
+    `groups`, or as their `channels` say.
 
     Args:
         inputs: Images by group name, `(batch, height, width, bands)`.
@@ -104,7 +104,7 @@ def _normalise(images: keras.KerasTensor, group: InputGroup) -> keras.KerasTenso
 
 
 def _chosen(images: keras.KerasTensor, group: InputGroup) -> keras.KerasTensor:
-    """The bands that the network sees, in stored order."""
+    """Return the bands that the network sees, in stored order."""
     bands = [band for band, channel in enumerate(group.channels or ()) if channel is not None]
     if group.channels is None or len(bands) == group.shape[2]:
         return images
@@ -112,7 +112,7 @@ def _chosen(images: keras.KerasTensor, group: InputGroup) -> keras.KerasTensor:
 
 
 def _in_order(joined: keras.KerasTensor, groups: Sequence[InputGroup]) -> keras.KerasTensor:
-    """The joined image with every band at its channel."""
+    """Return the joined image with every band at its channel."""
     if all(group.channels is None for group in groups):
         return joined
     channels = [channel for group in groups for channel in group.channels or () if channel is not None]
@@ -131,8 +131,8 @@ def _resize(
     whole = height % group.shape[0] == 0 and width % group.shape[1] == 0
     if upsampling == "nearest" and whole:
         return keras.layers.UpSampling2D(factors, dtype="float32", name=f"{group.name}_upsample")(images)
-    # Not keras.layers.Resizing: compiled by XLA (TensorFlow 2.21), its bicubic does not exist and its bilinear gives
-    # wrong pixels at factors that are not whole. Weighted sums of gathered rows and columns compile to the right ones.
+    # keras.layers.Resizing fails under XLA (TensorFlow 2.21): bicubic does not exist, and bilinear gives wrong pixels
+    # at factors that are not whole. Weighted sums of gathered rows and columns compile correctly.
     images = _resize_axis(images, _HEIGHT_AXIS, group.shape[0], height, upsampling)
     return _resize_axis(images, _WIDTH_AXIS, group.shape[1], width, upsampling)
 

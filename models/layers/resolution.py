@@ -1,4 +1,4 @@
-"""Smaller images in training: the network behind this layer computes less, with the same weights."""
+"""Smaller images in training: the network after this layer computes less, with the same weights."""
 
 import functools
 import operator
@@ -19,10 +19,10 @@ _SIZE: ContextVar[Size | None] = ContextVar("training_size", default=None)
 
 @contextmanager
 def training_size(size: Size | None) -> Iterator[None]:
-    """Let `TrainingResolution` give images of this size to all calls inside; None: they keep theirs.
+    """Make `TrainingResolution` return images of this size to all calls inside; None: images keep their size.
 
-    The size is no input of the network, so that the model that is served takes images alone. It is a constant of the
-    graph: a function that is traced inside has to be traced again for another size.
+    The size is no input of the network, so that the served model takes only images. It is a constant of the graph: a
+    function that is traced inside must be traced again for another size.
     """
     token = _SIZE.set(size)
     try:
@@ -33,24 +33,24 @@ def training_size(size: Size | None) -> Iterator[None]:
 
 @keras.saving.register_keras_serializable(package="groundswell")
 class TrainingResolution(keras.layers.Layer):  # type: ignore[misc]
-    """Averages images to the size of `training_size` in training; otherwise they stay as they are.
+    """Averages images to the size of `training_size` in training; otherwise it does not change them.
 
-    It stands behind the layer that joins the bands. There one mean over pixels holds for all image groups, whatever
-    their resolution is. Augmentation and normalisation come before it: shifts are those of the full image, and its
-    cost is small beside that of a network. Images are float32 under any dtype policy. A saved model holds Keras's own
+    The layer follows the layer that joins the bands. There one mean over pixels holds for all image groups, whatever
+    their resolution is. Augmentation and normalisation precede it: shifts are those of the full image, and their cost
+    is small compared with a network. Images are float32 under any dtype policy. A saved model has Keras's own
     `Identity` instead: see `models.layers.normalisation.plain_layers`.
 
-    When it pays: where the network takes most of the time of a step, and epochs are long beside the compiling of a step
-    for each size. A quarter of the pixels saves less than three quarters of the time, as small layers and the update
-    of the weights stay. When not: where reading or the exchange bounds the step, and where objects are of few pixels.
-    Scores on full images are lower while the network is trained on smaller ones.
+    When it pays: the network takes most of the time of a step, and epochs are long compared with the compilation of a
+    step for each size. A quarter of the pixels saves less than three quarters of the time, because small layers and the
+    update of the weights stay. When it does not pay: reading or the exchange bounds the step, or objects have few
+    pixels. Scores on full images are lower while the network is trained on smaller ones.
 
     Source: Howard et al. 2018 (fast.ai's entry of DAWNBench, ImageNet at 128, 224 and 288 pixels) for growing images;
     Touvron et al. 2019 ("Fixing the train-test resolution discrepancy") for the last epochs at the size of the test.
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        # No autocast: half floats have not the precision of stored pixels.
+        # There is no autocast: half floats do not have the precision of stored pixels.
         super().__init__(autocast=False, dtype="float32", **kwargs)
         self.built = True
 
@@ -60,7 +60,7 @@ class TrainingResolution(keras.layers.Layer):  # type: ignore[misc]
         return images if size is None or not training else area_mean(images, size)
 
     def compute_output_spec(self, images: Any, training: Any = None) -> Any:
-        """Return the shape and dtype of the images: those for which the network behind is built."""
+        """Return the shape and dtype of the images, for which the following network is built."""
         return keras.KerasTensor(images.shape, images.dtype)
 
     def get_config(self) -> dict[str, Any]:
@@ -73,9 +73,9 @@ class TrainingResolution(keras.layers.Layer):  # type: ignore[misc]
 
 
 def accept_any_size(model: keras.Model) -> None:
-    """Let the models within a model take images of any size: Keras holds each to the size of its construction.
+    """Make the models within a model accept images of any size: Keras fixes the size at their construction.
 
-    Whether their layers can is not checked: those of a convolutional network can, a dense layer of pixels cannot.
+    The layers are not checked: a convolutional network accepts any size, a dense layer of pixels does not.
     """
     for layer in model._flatten_layers(include_self=False):
         if isinstance(layer, keras.Model):
@@ -83,11 +83,11 @@ def accept_any_size(model: keras.Model) -> None:
 
 
 def area_mean(images: Any, size: Size) -> Any:
-    """Return smaller images, of which each pixel is the mean over the area that it covers.
+    """Return smaller images; each pixel is the mean over the area that it covers.
 
         out[i, j] = sum over p, q of overlap(p, i) * overlap(q, j) * in[p, q] / area,  area = (H / h) * (W / w)
 
-    Where the factor is a whole number, these are means over whole pixels.
+    If the factor is a whole number, these are means over whole pixels.
 
     Args:
         images: `(batch, H, W, bands)` in float32, H and W known.
@@ -123,8 +123,8 @@ def _mean_along(images: Any, axis: int, size_in: int, size_out: int) -> Any:
 def _taps(size_in: int, size_out: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Return source pixels and their weights, each `(taps, size_out)`.
 
-    In units of 1 / size_out of a source pixel, output pixel i covers i * size_in to (i + 1) * size_in, and source pixel
-    p covers p * size_out to (p + 1) * size_out.
+    The unit is 1 / size_out of a source pixel. Output pixel i covers i * size_in to (i + 1) * size_in. Source pixel p
+    covers p * size_out to (p + 1) * size_out.
     """
     begin = np.arange(size_out) * size_in
     end = begin + size_in

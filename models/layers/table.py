@@ -22,7 +22,8 @@ AUGMENTATIONS: dict[str, Callable[..., keras.layers.Layer | None]] = {
 }
 """Constructors with the settings of the augmentation as keyword arguments, all of them required.
 
-What they return is a layer without variables, called as `layer(images, seeds, training=training)`: a dict of image
-groups `(batch, height, width, bands)` and one int32 per sample, whose bits are as good as random, to image groups of
-the same dtypes and shapes. It draws from the seeds only. None stands for no augmentation.
+A constructor returns a layer without variables, called as `layer(images, seeds, training=training)`. The arguments are
+a dict of image groups `(batch, height, width, bands)`, and one int32 per sample, whose bits are as good as random. The
+result has image groups of the same dtypes and shapes. The layer draws from the seeds only. None stands for no
+augmentation.
 """

@@ -1,4 +1,4 @@
-"""The network of seven convolutions of airbench94, with which images of 32 x 32 pixels are trained fast."""
+"""The network of seven convolutions of airbench94, which trains fast on images of 32 x 32 pixels."""
 
 import keras
 import numpy as np
@@ -17,8 +17,8 @@ def airbench(
 ) -> keras.KerasTensor:
     """Map images `(batch, height, width, bands)` to float32 logits `(batch, classes)`.
 
-    A whitening convolution of 2 x 2 pixels, and then three stages at half, a quarter and an eighth of the resolution,
-    without shortcuts:
+    The network is a whitening convolution of 2 x 2 pixels and three stages without shortcuts. The stages are at half, a
+    quarter and an eighth of the resolution:
 
         stage(x) = relu(bn(conv(relu(bn(max of 2 x 2 pixels(conv(x)))))))
 
@@ -37,9 +37,9 @@ def airbench(
         ValueError: a width or number of classes that is not positive, or a rate out of range.
 
     Source: Jordan 2024, "94 % on CIFAR-10 in 3.29 seconds on a single GPU", sections 3.1 to 3.3, airbench94.
-    Differs: ReLU where Jordan has GELU, which is slow on processors; normalisation as in our other networks, with a
-    gain, epsilon 1e-5 and momentum 0.9; the whitening convolution has no bias; the largest value over all pixels that
-    are left, which are 3 x 3 of 32 x 32 as his.
+    Differs: ReLU instead of Jordan's GELU, which is slow on processors; normalisation as in our other networks, with a
+    gain, epsilon 1e-5 and momentum 0.9; the whitening convolution has no bias; the largest value over all remaining
+    pixels, which are 3 x 3 for 32 x 32 as in the source.
     """
     check_classes_and_width(classes, width_factor)
     layers = Layers(dtype, stochastic_depth=0.0, zero_init_residual=False, blocks=0)
@@ -60,7 +60,7 @@ def _convolution(features: keras.KerasTensor, channels: int, name: str, dtype: s
         channels, 3, padding="same", use_bias=False, kernel_initializer=kernel, dtype=dtype, name=name
     )
     outputs = layer(features)
-    # Set afterwards, and not by an initializer of ours: the saved model then loads without this project.
+    # The kernels are set afterwards, not by our own initializer: the saved model then loads without this project.
     start = np.array(layer.kernel)
     same = np.arange(min(start.shape[2:]))
     start[:, :, :, same] = 0.0
@@ -70,9 +70,9 @@ def _convolution(features: keras.KerasTensor, channels: int, name: str, dtype: s
 
 
 def _head(features: keras.KerasTensor, classes: int, dropout: float) -> keras.KerasTensor:
-    """Largest values, scaled, dropout and a dense layer without bias, in float32 under a half precision policy."""
+    """Return logits: scaled largest values, dropout and a dense layer without bias, in float32 under any policy."""
     features = keras.layers.GlobalMaxPooling2D(dtype="float32", name="pool")(features)
-    # Before the dense layer and not behind it: without bias this is the same, and the logits keep their layer's name.
+    # The scaling precedes the dense layer: without bias the result is the same, and the logits keep their layer's name.
     features = keras.layers.Rescaling(_LOGIT_SCALE, dtype="float32", name="pool_scaled")(features)
     if dropout > 0:
         features = SeededDrop(dropout, 0, whole_samples=False, dtype="float32", name="dropout")(features)

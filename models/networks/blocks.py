@@ -1,4 +1,4 @@
-"""What residual networks are built of: layers of one dtype policy, with the initialisation of large-batch training."""
+"""The building blocks of residual networks: layers of one dtype policy, initialised for large-batch training."""
 
 import keras
 
@@ -7,7 +7,7 @@ from models.layers.normalisation import FusedBatchNormalization
 
 
 class Layers:
-    """The layers of blocks, of one dtype policy.
+    """The layers of blocks, with one dtype policy.
 
     Source: He et al. 2015 ("Delving deep into rectifiers", fan out) for the kernels of convolutions.
     """
@@ -28,7 +28,7 @@ class Layers:
         self, features: keras.KerasTensor, channels: int, kernel_size: int, *, stride: int = 1, name: str
     ) -> keras.KerasTensor:
         """Convolve without bias, in "same" padding."""
-        # One initializer per layer: an instance draws the same numbers each time it is used on the same shape.
+        # Each layer has its own initializer: an instance draws the same numbers each time for the same shape.
         kernel = keras.initializers.VarianceScaling(scale=2.0, mode="fan_out", distribution="untruncated_normal")
         layer = keras.layers.Conv2D(
             channels,
@@ -43,14 +43,14 @@ class Layers:
         return layer(features)
 
     def normalisation(self, features: keras.KerasTensor, *, name: str, gamma: str = "ones") -> keras.KerasTensor:
-        """Normalise over the batch; gamma starts as ones or zeros."""
+        """Normalise over the batch; gamma starts with ones or zeros."""
         layer = FusedBatchNormalization(
             momentum=0.9, epsilon=1e-5, gamma_initializer=gamma, dtype=self.dtype, name=name
         )
         return layer(features)
 
     def last_normalisation(self, features: keras.KerasTensor, *, name: str) -> keras.KerasTensor:
-        """Normalise the residual of a block, which starts as 0 with `zero_init_residual`.
+        """Normalise the residual of a block, which starts with 0 if `zero_init_residual` is set.
 
         Source: Goyal et al. 2017, section 5.1.
         """
@@ -79,7 +79,7 @@ class Layers:
 def head(features: keras.KerasTensor, *, classes: int, dropout: float) -> keras.KerasTensor:
     """Map features `(batch, height, width, channels)` to logits `(batch, classes)`: mean, dropout and a dense layer.
 
-    They stay in float32 under a half precision policy.
+    These layers stay in float32 under a half precision policy.
 
     Source: Goyal et al. 2017, section 5.1, for the normal(0.01) kernel.
     """
@@ -91,7 +91,7 @@ def head(features: keras.KerasTensor, *, classes: int, dropout: float) -> keras.
 
 
 def check_classes_and_width(classes: int, width_factor: float) -> None:
-    """Check what all networks take.
+    """Check the arguments of all networks.
 
     Raises:
         ValueError: A width or number of classes that is not positive.

@@ -1,4 +1,4 @@
-"""The features of a classifier: what its classification head takes."""
+"""The features of a classifier: the input of its classification head."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,23 +7,22 @@ import keras
 
 
 def features_and_outputs(model: keras.Model, classes: int) -> Callable[[Any], Any]:
-    """Return a function that gives a model's features and its outputs side by side.
+    """Return a function that returns a model's features and its outputs side by side.
 
-    The head is the last dense layer with one unit for each class that the model calls, or such a convolution of 1 x 1,
-    and the features are its input: in a residual network the mean of the last convolutions. The head may lie within a
-    nested model, as that of a network of `keras.applications` does. Therefore its input is taken while it is called,
-    and not from the graph.
+    The head is the last called dense layer, or 1 x 1 convolution, with one unit per class. The features are its input:
+    in a residual network, the mean of the last convolutions. The head may lie within a nested model, as in networks of
+    `keras.applications`. Therefore its input is recorded during the call, not taken from the graph.
 
     Args:
-        model: A model of image groups; it is not changed but for the calls of its dense layers.
-        classes: Number of its outputs.
+        model: A model of image groups; only the calls of its dense layers are changed.
+        classes: Number of the model's outputs.
 
     Returns:
         Function from image groups to float32 `(batch, features + classes)`.
 
     Raises:
-        ValueError: It has no such layer. When called: the input of the head is not `(batch, features)`, or of one
-            pixel.
+        ValueError: The model has no such layer. When called: the input of the head is neither `(batch, features)` nor
+            one pixel.
     """
     heads = [layer for layer in model._flatten_layers() if _is_head(layer, classes)]
     if not heads:
@@ -56,7 +55,7 @@ def _is_head(layer: Any, classes: int) -> bool:
 
 
 def _taking(call: Callable[..., Any], taken: list[Any]) -> Callable[..., Any]:
-    """A call of a layer that remembers its input."""
+    """Return a call of a layer that records its input."""
 
     def remembered(inputs: Any, *args: Any, **kwargs: Any) -> Any:
         taken.append(inputs)

@@ -1,4 +1,4 @@
-"""A network that is not this project's own, by import path."""
+"""A network from outside this project, by import path."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -11,27 +11,28 @@ from models.imported import described, import_function
 
 _SETTING = "model.path"
 _OF_KERAS_APPLICATIONS = {"weights": None, "classifier_activation": None, "include_preprocessing": False}
-"""What a function that returns a model is given, if it has such an argument and the settings do not say otherwise."""
+"""Arguments for a function that returns a model, if it has them and the settings do not name them."""
 
 
 def imported(
     images: keras.KerasTensor, *, classes: int, path: str, settings: Mapping[str, Any], dtype: str | None
 ) -> keras.KerasTensor:
-    """Map images `(batch, height, width, bands)` to float32 logits `(batch, classes)` by somebody else's function.
+    """Map images `(batch, height, width, bands)` to float32 logits `(batch, classes)` with an imported function.
 
-    A function with an argument `input_shape` returns a model, as those of `keras.applications` do:
+    A function with an argument `input_shape` returns a model, as the functions of `keras.applications` do:
 
         function(input_shape=(height, width, bands), classes=classes, **settings) -> keras.Model of images
 
-    Its arguments `weights` and `classifier_activation` are None, if it has them: weights are drawn, and outputs are
-    logits. `include_preprocessing` is False: that of Keras's networks is for pixels from 0 to 255.
+    If the function has the arguments `weights` and `classifier_activation`, they are None: weights are drawn, and
+    outputs are logits. `include_preprocessing` is False: the preprocessing of Keras's networks is for pixels from 0 to
+    255.
 
     Every other function continues the graph of layers:
 
         function(images, classes=classes, dtype=dtype, **settings) -> logits
 
-    Keras's global dtype policy is `dtype` meanwhile. Layers that draw random numbers keep Keras's own state, which
-    checkpoints hold. The logged model consists of the network's own layers: whoever loads it needs their modules.
+    During the call, Keras's global dtype policy is `dtype`. Layers that draw random numbers keep Keras's own state, and
+    checkpoints contain it. The logged model consists of the network's own layers: whoever loads it needs their modules.
 
     Args:
         images: Normalised images.
@@ -41,13 +42,13 @@ def imported(
         dtype: Keras dtype policy, such as "mixed_bfloat16"; None: Keras's global one.
 
     Raises:
-        ValueError: The function is not found, raises an exception, or returns something else; in one line.
+        ValueError: The function is not found, raises an exception, or returns something else. The message is one line.
     """
     function = import_function(path, _SETTING)
     with _policy(dtype):
         try:
             logits = _called(function, images, classes, dtype, settings)
-        except Exception as error:  # whatever the function's own code raises
+        except Exception as error:  # the function's own code may raise any exception
             raise ValueError(f"{_SETTING}={path}: the function raised {described(error)}") from error
     if not isinstance(logits, keras.KerasTensor) or tuple(logits.shape) != (None, classes):
         found = f"{tuple(logits.shape)}" if isinstance(logits, keras.KerasTensor) else f"a {type(logits).__name__}"

@@ -35,21 +35,20 @@ def build_model(
     Output: float32 logits `(batch, classes)`.
 
     Args:
-        groups: The image groups of which the network sees bands.
+        groups: The image groups from which the network sees bands.
         network: Name in the table of networks.
         classes: Number of logits.
         upsampling: The same as in `preprocess`.
-        precision: Numbers in which the network computes, "float32", "bfloat16" or "float16"; its variables and the
-            layers before it are float32 with all of them.
-        augmentation: A layer of the table of augmentations; None: no augmentation. With it, and with a network that
-            has dropout or stochastic depth, the result is an `AugmentedModel`, which in training takes `seeds` too.
-        resizes: Whether training may give smaller images to the network, by `models.layers.resolution.training_size`.
+        precision: Number format of the network, "float32", "bfloat16" or "float16"; its variables and the layers before
+            it are always float32.
+        augmentation: A layer of the table of augmentations; None: no augmentation. With augmentation, or with dropout
+            or stochastic depth in the network, the result is an `AugmentedModel`, which in training takes `seeds` too.
+        resizes: Whether training may pass smaller images to the network, with `models.layers.resolution.training_size`.
         **settings: The network's own settings.
 
     Raises:
-        ValueError: an unknown network or precision; augmentation, dropout or stochastic depth on another backend of
-            Keras than TensorFlow, which nothing else here needs; or what `preprocess`, the network and the
-            augmentation raise.
+        ValueError: an unknown network or precision; augmentation, dropout or stochastic depth, which require
+            TensorFlow, on another backend of Keras; or an error of `preprocess`, the network or the augmentation.
     """
     if network not in NETWORKS:
         raise ValueError(f"network must be one of {tuple(NETWORKS)}, got {network!r}")
@@ -70,9 +69,9 @@ def build_model(
 
 
 def inputs_of(model: keras.Model, images: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those image groups that are inputs of a model: a dataset may have more.
+    """Return the image groups that are inputs of a model: a dataset may have more groups.
 
-    Keras pairs groups and inputs by their order, so that one more group would shift all that follow.
+    Keras pairs groups and inputs by their order, so that one more group would shift all later ones.
     """
     return {name: images[name] for name in model.input}
 

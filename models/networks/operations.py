@@ -1,4 +1,4 @@
-"""How many floating-point operations a network needs."""
+"""The number of floating-point operations of a network."""
 
 import math
 from typing import Any
@@ -23,11 +23,11 @@ def forward_flops(model: keras.Model) -> int:
         transposed convolution: 2 * input pixels * elements of the kernel
         dense layer: 2 * outputs * inputs
 
-    Convolutions and dense layers are counted, also within wrappers and nested models, and nothing else: in a residual
-    network the rest is about a hundredth. Layers that a model calls several times count once.
+    Only convolutions and dense layers are counted, also within wrappers and nested models: in a residual network the
+    rest is about a hundredth. A layer that a model calls several times counts once.
 
     Args:
-        model: Made of layers whose output shapes are known.
+        model: A model of layers with known output shapes.
 
     Source: He et al. 2015, table 1, counts multiplications with their additions once: half of this.
     """
@@ -35,11 +35,11 @@ def forward_flops(model: keras.Model) -> int:
 
 
 def layer_flops(operation: Any) -> int:
-    """Count those of one layer, or of a nested model, as `forward_flops` does; 0 for any other operation."""
+    """Count the operations of one layer or nested model, as `forward_flops` does; others count 0."""
     if isinstance(operation, keras.Model):
         return forward_flops(operation)
     layer = operation
-    while isinstance(layer, keras.layers.Wrapper):  # a layer within it has no place in the graph
+    while isinstance(layer, keras.layers.Wrapper):  # the graph does not show the layer within a wrapper
         layer = layer.layer
     if isinstance(layer, keras.layers.Dense):
         return 2 * int(math.prod(layer.kernel.shape) * math.prod(operation.output.shape[1:-1]))

@@ -23,8 +23,8 @@ def resnet(
 ) -> keras.KerasTensor:
     """Map images `(batch, height, width, bands)` to float32 logits `(batch, classes)`.
 
-    Basic blocks at depth 18 and 34, bottlenecks above; a projection shortcut only where the shape changes. With
-    `zero_init_residual` each block starts as its shortcut.
+    Depths 18 and 34 have basic blocks, larger depths bottlenecks. There is a projection shortcut only where the shape
+    changes. With `zero_init_residual` each block starts as its shortcut.
 
     Args:
         images: Normalised images.

@@ -1,4 +1,4 @@
-"""The residual network of nine layers with which images of 32 x 32 pixels are trained fast."""
+"""The residual network of nine layers, which trains fast on images of 32 x 32 pixels."""
 
 import keras
 
@@ -23,14 +23,14 @@ def resnet9(
 ) -> keras.KerasTensor:
     """Map images `(batch, height, width, bands)` to float32 logits `(batch, classes)`.
 
-    A convolution, and then three stages at half, a quarter and an eighth of the resolution, of which the first and the
-    last end with a residual block. All kernels are 3 x 3:
+    The network is a convolution and three stages at half, a quarter and an eighth of the resolution. The first and the
+    last stage end with a residual block. All kernels are 3 x 3:
 
         stage(x) = relu(bn(max of 2 x 2 pixels(conv(x))))
         block(x) = relu(x + bn(conv(relu(bn(conv(x))))))
 
-    For equal operations it is more accurate after a few epochs than `resnet_cifar`, and processors are busier with its
-    wider layers.
+    With equal operations, it is more accurate after a few epochs than `resnet_cifar`, and its wider layers use
+    processors better.
 
     Args:
         images: Normalised images; no side may be shorter than 8 pixels times the stride of the stem.
@@ -47,7 +47,7 @@ def resnet9(
 
     Source: Page 2018, "How to train your ResNet", part 3, the network of his entry to DAWNBench.
     Differs: a block's second activation is after the addition, as in He et al. 2015, so that gamma 0 can be trained
-    (Goyal et al. 2017, section 5.1); the mean of all pixels where Page takes the largest; logits with a bias, and not
+    (Goyal et al. 2017, section 5.1); the mean of all pixels, not Page's largest value; logits with a bias, and not
     multiplied by 0.125.
     """
     check_classes_and_width(classes, width_factor)

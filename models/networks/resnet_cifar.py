@@ -1,4 +1,4 @@
-"""ResNet for images of 32 x 32 pixels, as CIFAR-10 is trained."""
+"""ResNet for images of 32 x 32 pixels, such as CIFAR-10."""
 
 import keras
 
@@ -24,8 +24,8 @@ def resnet_cifar(
 ) -> keras.KerasTensor:
     """Map images `(batch, height, width, bands)` to float32 logits `(batch, classes)`.
 
-    A convolution, and then three stages of n basic blocks at full, half and quarter resolution: depth = 6n + 2. Every
-    shortcut is the identity; where the shape changes it takes every second pixel and adds channels of zeros.
+    The network is a convolution and three stages of n basic blocks at full, half and quarter resolution: depth = 6n +
+    2. Every shortcut is the identity. Where the shape changes, it takes every second pixel and adds channels of zeros.
 
         block(x) = relu(x + bn(conv(relu(bn(conv(x))))))
         block(x) = x + conv(relu(bn(conv(relu(bn(x))))))    with `preactivation`, and bn and relu before the mean
@@ -51,8 +51,8 @@ def resnet_cifar(
     Source: He et al. 2015 (deep residual learning), section 4.2 with shortcuts of option A; He et al. 2016 (identity
     mappings), figure 1b and appendix, for `preactivation`; Goyal et al. 2017, section 5.1, for gamma 0 and the
     normal(0.01) head.
-    Differs: gamma 0, where the first starts with 1; TensorFlow's "same" padding, which pads an even image at the bottom
-    right first.
+    Differs: gamma 0, while the first source starts with 1; TensorFlow's "same" padding, which pads an even image at the
+    bottom right first.
     """
     if depth not in DEPTHS:
         raise ValueError(f"depth must be one of {list(DEPTHS)}, got {depth}")
@@ -100,9 +100,9 @@ def _preactivated_block(
 
 
 def _shortcut(layers: Layers, features: keras.KerasTensor, channels: int, stride: int, name: str) -> keras.KerasTensor:
-    """Option A: every second pixel where the stride is 2, and zeros for the channels that are missing."""
+    """Return the shortcut of option A: every second pixel if the stride is 2, and zeros for missing channels."""
     if stride > 1:
-        # The largest of one pixel: a layer of Keras that takes every second pixel.
+        # The largest of one pixel is a layer of Keras that takes every second pixel.
         pool = keras.layers.MaxPooling2D(1, strides=stride, padding="same", dtype=layers.dtype, name=f"{name}_shortcut")
         features = pool(features)
     missing = channels - features.shape[-1]

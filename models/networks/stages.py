@@ -1,4 +1,4 @@
-"""A network cut into stages, which follow each other: one tensor is all that goes from each of them to the next."""
+"""A network that is cut into consecutive stages: a single tensor passes from each stage to the next."""
 
 import itertools
 import math
@@ -16,12 +16,12 @@ from models.networks.operations import forward_flops, layer_flops
 
 @dataclass(frozen=True)
 class Stage:
-    """Some consecutive layers of a model, which they share with it, as training calls them."""
+    """Some consecutive layers of a model, shared with the model, as training calls them."""
 
     network: keras.Model
-    """From the model's inputs, or the tensor at the cut before, to the tensor at the cut after, or the logits."""
+    """Network from the model's inputs or the previous cut's tensor to the next cut's tensor or the logits."""
     augmentation: keras.layers.Layer | None
-    """What comes before the first stage in training; None: nothing."""
+    """Augmentation before the first stage in training; None: no augmentation."""
     is_first: bool
     is_last: bool
     last_layer: str
@@ -32,7 +32,7 @@ class Stage:
 
         Args:
             inputs: Image groups by name for the first stage; `(batch, *border)` for the others.
-            seeds: Those of the samples, int32 `(batch,)`; None: the model draws nothing from seeds.
+            seeds: Seeds of the samples, int32 `(batch,)`; None: the model does not use seeds.
         """
         if self.is_first:
             inputs = inputs_of(self.network, inputs)
@@ -49,11 +49,11 @@ class Stage:
 
 @dataclass(frozen=True)
 class _Cut:
-    """A place where only one tensor crosses."""
+    """A place where a single tensor passes from one stage to the next."""
 
     tensor: keras.KerasTensor
     flops: int
-    """Operations of all layers before it."""
+    """Operations of all layers before the cut."""
 
     @property
     def elements(self) -> int:
@@ -64,19 +64,19 @@ class _Cut:
 def cut(model: keras.Model, stages: int) -> list[Stage]:
     """Cut a model into stages whose forward passes take about the same time.
 
-    A place for a cut is a tensor through which every path from the inputs to the logits goes: in a residual network the
-    end of a block, after its addition and activation. Of all ways to cut, that is taken whose largest stage is the
-    smallest, by the operations of `forward_flops`; of places with equal operations before them the one with the
-    smallest tensor, and of these the last. What else layers cost is not counted: normalisation, activations and
-    upsampling of large images make a first stage slower than this says.
+    A place for a cut is a tensor through which every path from the inputs to the logits goes. In a residual network it
+    is the end of a block, after addition and activation. The chosen cuts make the largest stage smallest, by the
+    operations of `forward_flops`. Of places with equal operations before them, the one with the smallest tensor is
+    taken, and of these the last. Other costs are not counted: normalisation, activations and upsampling of large images
+    make a first stage slower than this estimate.
 
     Args:
-        model: A functional model, or one of them in an `AugmentedModel`.
+        model: A functional model, or an `AugmentedModel` with one.
         stages: Number of stages, at least 2.
 
     Raises:
         ValueError: The model has too few places, a stage would have nothing to train, or a layer draws random numbers
-            from a state of its own, so that a second forward pass of the same samples would draw others.
+            from its own state. A second forward pass of the same samples would draw other numbers.
     """
     augmented = isinstance(model, AugmentedModel)
     network, augmentation = (model.network, model.augmentation) if augmented else (model, None)
@@ -111,7 +111,7 @@ def parts_of_flops(stages: Sequence[Stage]) -> list[float]:
 
 
 def _best(cuts: Sequence[_Cut], flops: int, stages: int, name: str) -> Sequence[_Cut]:
-    """The cuts whose largest stage is the smallest."""
+    """Return the cuts whose largest stage is the smallest."""
     if len(cuts) < stages - 1:
         raise ValueError(
             f"{name} can be cut at {len(cuts)} places where only one tensor crosses, and {stages} stages need "
@@ -126,7 +126,7 @@ def _best(cuts: Sequence[_Cut], flops: int, stages: int, name: str) -> Sequence[
 
 
 def _cuts(network: keras.Model) -> list[_Cut]:
-    """One place for each number of operations before it, in the order of the network."""
+    """Return one place for each number of operations before it, in the order of the network."""
     best: dict[int, _Cut] = {}
     for each in _all_cuts(network):
         if each.flops not in best or each.elements <= best[each.flops].elements:
@@ -135,8 +135,8 @@ def _cuts(network: keras.Model) -> list[_Cut]:
 
 
 def _all_cuts(network: keras.Model) -> Iterator[_Cut]:
-    """Every place with layers that compute and learn before and after it, in the order of the network."""
-    # Keras has no public list of a model's calls. They are sorted by depth: what a call needs comes before it.
+    """Return every place with trainable, computing layers before and after it, in the order of the network."""
+    # Keras has no public list of a model's calls. The calls are sorted by depth, each after its inputs.
     depths = sorted(network._nodes_by_depth, reverse=True)
     calls = [call for depth in depths for call in network._nodes_by_depth[depth] if not call.is_input]
     uses = {id(tensor): number for number, call in enumerate(calls) for tensor in call.input_tensors}
@@ -146,7 +146,7 @@ def _all_cuts(network: keras.Model) -> Iterator[_Cut]:
     flops, shared_until, total, learns = 0, 0, forward_flops(network), False
     for number, call in enumerate(calls):
         waiting = {each for each in waiting | {id(tensor) for tensor in call.outputs} if uses.get(each, -1) > number}
-        # A layer that is called on both sides would have its weights in two stages.
+        # A layer that is called on both sides of a cut would have its weights in two stages.
         shared_until = max(shared_until, last_calls[id(call.operation)])
         flops += layer_flops(call.operation) if last_calls[id(call.operation)] == number else 0
         learns = learns or bool(getattr(call.operation, "trainable_variables", ()))

@@ -23,6 +23,6 @@ NETWORKS: dict[str, Callable[..., keras.KerasTensor]] = {
 }
 """Functions from normalised images `(batch, height, width, bands)` to float32 logits `(batch, classes)`.
 
-They take as keyword arguments `classes`, the settings of the network, all of them required, and `dtype`, the Keras
-dtype policy of their layers.
+Their keyword arguments are `classes`, the settings of the network, all of them required, and `dtype`, the Keras dtype
+policy of their layers.
 """

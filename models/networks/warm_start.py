@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from models.networks import whitening
 
-_BANDS_AXIS = -2  # of a kernel: (height, width, channels in, channels out) or (in, out)
+_BANDS_AXIS = -2  # axis of a kernel: (height, width, channels in, channels out) or (in, out)
 
 
 @dataclass(frozen=True)
 class TrainedWeights:
-    """What an earlier training gave."""
+    """The weights of an earlier training."""
 
     arrays: Mapping[str, NDArray[Any]]
     """Values by the path of their variable, `stem_conv/kernel`, with dots for slashes."""
@@ -28,19 +28,19 @@ class TrainedWeights:
 
 @dataclass
 class Taken:
-    """What became of each variable of the new model."""
+    """The origin of the value of each variable of the new model."""
 
     whole: list[str] = field(default_factory=list)
     """Variables with the value of the earlier training."""
     by_band: list[str] = field(default_factory=list)
-    """Variables of which some or all input channels were taken, each as that of the same band."""
+    """Variables that took some or all input channels from the same bands of the earlier training."""
     new: dict[str, str] = field(default_factory=dict)
-    """Variables that start anew, and why."""
+    """Variables that start with new weights, each with the reason."""
     unused: list[str] = field(default_factory=list)
     """Values of the earlier training that no variable has."""
 
     def lines(self) -> list[str]:
-        """The same as text, a fact a line."""
+        """Return the facts as lines of text."""
         lines = [f"{len(self.whole) + len(self.by_band)} variables start with the weights of the earlier training"]
         lines += [f"{name}: input channels are taken by the names of their bands" for name in self.by_band]
         lines += [f"{name} starts from random weights: {reason}" for name, reason in self.new.items()]
@@ -54,14 +54,14 @@ def take_weights(
 ) -> Taken:
     """Set the variables of a model to the values of an earlier training, where name and shape agree.
 
-    The first kernel, in whose input channels the bands are, takes each channel from that of the same band, and keeps
-    its own start for bands that the earlier network did not see. Where the bands of either are unknown it is taken as
-    a whole. The head starts anew unless the classes are the same in the same order: it is the last layer with a kernel
-    that has an output for each class.
+    The first kernel has the bands as input channels. It takes the channel of the same band, and keeps its new weights
+    for bands that the earlier network did not see. If the bands of either network are unknown, the whole kernel is
+    taken. The head keeps new weights unless the classes are the same in the same order. The head is the last layer with
+    a kernel that has an output for each class.
 
     Args:
         model: The new model; its other variables keep their values.
-        earlier: What to take.
+        earlier: The weights of the earlier training.
         bands: Names of the new network's input channels.
         class_names: Names of the new network's logits.
 
@@ -106,7 +106,7 @@ def take_weights(
 
 
 def _head_variables(model: keras.Model, classes: int) -> Sequence[keras.Variable]:
-    # Keras lists layers within layers in reverse; variables are in the order of their layers.
+    # Keras lists nested layers in reverse; variables are in the order of their layers.
     layers = {
         id(kernel): layer for layer in model._flatten_layers() if (kernel := getattr(layer, "kernel", None)) is not None
     }
@@ -115,7 +115,7 @@ def _head_variables(model: keras.Model, classes: int) -> Sequence[keras.Variable
 
 
 def freeze(model: keras.Model, patterns: Sequence[str]) -> list[str]:
-    """Keep the weights of layers as they are: they have no gradient, and batch norm uses its moving statistics.
+    """Freeze the weights of layers: they have no gradient, and batch norm uses its moving statistics.
 
     Args:
         model: The model.
@@ -125,7 +125,7 @@ def freeze(model: keras.Model, patterns: Sequence[str]) -> list[str]:
         Names of the frozen layers that have variables.
 
     Raises:
-        ValueError: No layer with variables has such a name, or nothing is left to train.
+        ValueError: No layer with variables has such a name, or no variable is left to train.
     """
     layers = [layer for layer in model._flatten_layers() if layer.variables and not _holds_layers(layer)]
     frozen = []
@@ -146,11 +146,11 @@ def rate_factors(model: keras.Model, factors: Mapping[str, float]) -> list[tuple
 
     Args:
         model: The model, with its frozen layers.
-        factors: Factors by names with `*` and `?`, of layers ("stage*") or of variables in them ("stage*/beta"); of
-            several names that fit a variable the last one counts.
+        factors: Factors by names with `*` and `?`, of layers ("stage*") or of their variables ("stage*/beta"); if
+            several names fit a variable, the last one counts.
 
     Raises:
-        ValueError: No layer with trainable variables has such a name, or no variable in it.
+        ValueError: No layer with trainable variables, or no variable in such a layer, has this name.
     """
     layers = [layer for layer in model._flatten_layers() if layer.trainable_variables and not _holds_layers(layer)]
     chosen: dict[int, tuple[keras.Variable, float]] = {}
@@ -169,12 +169,12 @@ def rate_factors(model: keras.Model, factors: Mapping[str, float]) -> list[tuple
 
 
 def name_of(variable: keras.Variable) -> str:
-    """The path of a variable with dots for slashes, as checkpoints have it."""
+    """Return the path of a variable with dots for slashes, as in checkpoints."""
     return str(variable.path).replace("/", ".")
 
 
 def _first_kernel(model: keras.Model, bands: int) -> keras.Variable:
-    """The first variable, frozen or not, whose input channels are as many as the bands; else the first variable."""
+    """Return the first variable, frozen or not, with as many input channels as bands; else the first variable."""
     kernels = [v for v in model.variables if len(v.shape) >= 2 and v.shape[_BANDS_AXIS] == bands]
     return (kernels or model.variables)[0]
 
@@ -184,7 +184,7 @@ def _bands_differ(earlier: Sequence[str] | None, bands: Sequence[str]) -> bool:
 
 
 def _is_kernel_of(value: NDArray[Any], variable: keras.Variable, earlier: TrainedWeights) -> bool:
-    """Whether a value is the same kernel over the earlier training's bands."""
+    """Return whether a value is the same kernel over the earlier training's bands."""
     shape = list(variable.shape)
     shape[_BANDS_AXIS] = len(earlier.bands or ())
     return list(value.shape) == shape

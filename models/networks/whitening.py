@@ -1,4 +1,4 @@
-"""A first convolution whose filters whiten the patches of the training images: computed from them, and not trained."""
+"""A first convolution that whitens the patches of training images: its filters are computed, not trained."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 from models.layers.augmentation import AugmentedModel
 
 LAYER = "whitening"
-"""Name of such a layer; a network has one at most."""
+"""Name of the whitening layer; a network has at most one."""
 _EPSILON = 5e-4
-"""Added to the variance of each direction, in units of a normalised band's variance of about 1: where patches hardly
-differ, noise is not magnified further."""
+"""Number added to each direction's variance, which limits the noise; a band's variance is about 1."""
 _LONGEST_SIDE = 512
-"""Pixels of an image, down and across, of which patches are taken."""
+"""Pixels of an image, down and across, from which patches are taken."""
 
 
 def whitening_convolution(images: keras.KerasTensor, kernel_size: int, *, dtype: str | None) -> keras.KerasTensor:
@@ -33,11 +32,11 @@ def whitening_convolution(images: keras.KerasTensor, kernel_size: int, *, dtype:
 
 
 def whiten(model: keras.Model, batches: Iterable[Mapping[str, NDArray[Any]]]) -> None:
-    """Set the filters of a model's whitening convolution by some images, as stored.
+    """Set the filters of a model's whitening convolution from some stored images.
 
     Args:
-        model: A model with such a layer.
-        batches: Training images by image group, `(samples, height, width, bands)`; some hundred thousand pixels are
+        model: A model with a whitening layer.
+        batches: Training images by image group, `(samples, height, width, bands)`; several hundred thousand pixels are
             enough.
 
     Raises:
@@ -77,8 +76,8 @@ def whitening_filters(covariance: NDArray[np.float64]) -> NDArray[np.float32]:
 
         C = mean over all patches p of p p^T = V diag(v) V^T,   f_i = V_i / sqrt(v_i + epsilon)
 
-    Directions of much variance come first. Every filter occurs twice, as f and then as -f, so that an activation that
-    sets negative values to 0 loses nothing.
+    Directions with large variance come first. Every filter occurs twice, as f and then as -f, so that an activation
+    that sets negative values to 0 loses nothing.
 
     Args:
         covariance: C, `(n, n)`.

@@ -19,11 +19,11 @@ def adagrad(
 
     Args:
         excluded: Variables without weight decay.
-        initial_accumulator_value: Where the sum of squares `a` starts, 0 or more.
+        initial_accumulator_value: Initial sum of squares `a`, 0 or more.
         epsilon: Added to the sum of squares.
         weight_decay: Coefficient of the decoupled decay, w = w - learning_rate * weight_decay * w.
 
-    Source: Duchi, Hazan, Singer 2011, with diagonal matrices; Dean et al. 2012 for gradients that come late.
+    Source: Duchi, Hazan, Singer 2011, with diagonal matrices; Dean et al. 2012 for late gradients.
     """
     # Keras takes None for no decay.
     optimizer = keras.optimizers.Adagrad(

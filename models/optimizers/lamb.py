@@ -38,20 +38,20 @@ class LAMB(keras.optimizers.Optimizer):  # type: ignore[misc]
         u = m / (1 - beta_1^t) / (sqrt(v / (1 - beta_2^t)) + epsilon) + weight_decay * w
         w = w - learning_rate * |w| / |u| * u                               (ratio 1 where |w| or |u| is 0)
 
-    An excluded variable has weight_decay = 0, an unadapted one has the ratio 1.
+    An excluded variable has weight_decay = 0; an unadapted variable has the ratio 1.
 
     Args:
-        learning_rate: A float, which may be assigned at each step, or what any Keras optimizer takes.
+        learning_rate: A float, which may be assigned at each step, or another learning rate of Keras optimizers.
         beta_1: Decay of the first moment, in [0, 1).
         beta_2: Decay of the second moment, in [0, 1).
         epsilon: Added to the root of the second moment, positive.
         weight_decay: Coefficient of the decay, 0 or more; inside the ratio, unlike in `keras.optimizers.Lamb`.
         excluded: Exact paths (`variable.path`) of the variables without weight decay.
         unadapted: Exact paths of the variables without ratio.
-        **kwargs: What any Keras optimizer takes.
+        **kwargs: Arguments of any Keras optimizer.
 
     Raises:
-        ValueError: a coefficient out of range; when built, a path that not exactly one variable has.
+        ValueError: a coefficient out of range; when built, a path without exactly one variable.
 
     Source: You et al. 2020, "Large batch optimization for deep learning", algorithm 2, with the identity for phi.
     Differs: a norm of 0 means a ratio of 1. State and arithmetic of half-precision variables are in float32.
@@ -77,7 +77,7 @@ class LAMB(keras.optimizers.Optimizer):  # type: ignore[misc]
             raise ValueError(f"epsilon must be positive, got {epsilon}")
         if weight_decay < 0:
             raise ValueError(f"weight_decay must not be negative, got {weight_decay}")
-        # The base class would apply a weight_decay of its own, outside the ratio.
+        # The base class would apply its own weight_decay, outside the ratio.
         super().__init__(learning_rate=learning_rate, weight_decay=None, **kwargs)
         self.beta_1 = beta_1
         self.beta_2 = beta_2

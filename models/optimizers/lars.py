@@ -1,4 +1,4 @@
-"""LARS as a Keras 3 optimizer, in the variants that were published."""
+"""LARS as a Keras 3 optimizer, in the published variants."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ from models.optimizers.layerwise import (
 
 @dataclass(frozen=True)
 class Variant:
-    """What differs between the texts and programs that are called LARS."""
+    """The differences between the texts and programs that are called LARS."""
 
     rate_in_buffer: bool
     """Whether the learning rate is inside the momentum buffer, so that each gradient keeps the rate of its step."""
     norm_of_sum: bool
     """Whether the ratio divides by |g + weight_decay * w|, not by |g| + weight_decay * |w|."""
     clips: bool
-    """Whether the rate of a variable is the smaller one of the learning rate and the ratio, not their product."""
+    """Whether the rate of a variable is the smaller of the learning rate and the ratio, not their product."""
     source: str
 
 
@@ -84,7 +84,7 @@ def lars(
 
 @keras.saving.register_keras_serializable(package="groundswell")
 class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]
-    """Momentum SGD whose rate is scaled, for each variable, by the norm of its weights over that of its gradient.
+    """Momentum SGD whose rate is scaled, for each variable, by the norm of its weights over the norm of its gradient.
 
         d = g + weight_decay * w
         ratio = trust_coefficient * |w| / (|g| + weight_decay * |w| + epsilon)   (1 where |w| or |g| is 0)
@@ -98,12 +98,12 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]
         "larc":               as "outside" with update = min(ratio / learning_rate, 1) * d
         "tensorflow_models":  ratio = trust_coefficient * |w| / (|d| + epsilon)   (1 where |w| or |d| is 0)
 
-    An excluded variable has weight_decay = 0, an unadapted one has update = learning_rate * d (or d): the **full**
-    learning rate, which is 10 or more in published LARS recipes. That suits gains and biases; a kernel that is left
-    out by mistake diverges.
+    An excluded variable has weight_decay = 0. An unadapted variable has update = learning_rate * d (or d): the **full**
+    learning rate, which is 10 or more in published LARS recipes. This rate suits gains and biases; with it, a kernel
+    diverges.
 
     Args:
-        learning_rate: A float, which may be assigned at each step, or what any Keras optimizer takes.
+        learning_rate: A float, which may be assigned at each step, or another learning rate of Keras optimizers.
         momentum: Decay of the momentum buffer, in [0, 1).
         nesterov: Whether to look one momentum step ahead.
         weight_decay: Coefficient of the L2 term inside the update, 0 or more (coupled, unlike `keras.optimizers.SGD`).
@@ -112,15 +112,14 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]
         excluded: Exact paths (`variable.path`) of the variables without weight decay.
         unadapted: Exact paths of the variables without ratio; None: the excluded ones.
         variant: A name of `VARIANTS`.
-        **kwargs: What any Keras optimizer takes: name, clipping, loss scale, accumulation.
+        **kwargs: Arguments of any Keras optimizer: name, clipping, loss scale, accumulation.
 
     Raises:
-        ValueError: an unknown variant, a coefficient out of range; when built, a path that not exactly one variable
-            has.
+        ValueError: an unknown variant, a coefficient out of range; when built, a path without exactly one variable.
 
-    Source: `VARIANTS` has that of each variant.
-    Differs: a norm of 0 means a ratio of 1, so that a layer can leave 0; Apex then leaves out the decay as well. State
-    and arithmetic of half-precision variables are in float32.
+    Source: `VARIANTS` has the source of each variant.
+    Differs: a norm of 0 means a ratio of 1, so that a layer can leave 0; Apex then also leaves out the decay. State and
+    arithmetic of half-precision variables are in float32.
     """
 
     def __init__(
@@ -146,7 +145,7 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]
             raise ValueError(f"trust_coefficient must be positive, got {trust_coefficient}")
         if weight_decay < 0 or epsilon < 0:
             raise ValueError(f"weight_decay and epsilon must not be negative, got {weight_decay} and {epsilon}")
-        # The base class would apply a weight_decay of its own, decoupled from the gradient, before every update.
+        # The base class would apply its own weight_decay, decoupled from the gradient, before every update.
         super().__init__(learning_rate=learning_rate, weight_decay=None, **kwargs)
         self.momentum = momentum
         self.nesterov = nesterov
@@ -191,7 +190,7 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]
             ratio = self._ratio(weight_norm, update_norm, self._decay(half.index))
             # A rate of 0 takes the first branch.
             inside = inside * (ops.where(ratio >= rate, ops.ones_like(ratio), ratio / rate) if variant.clips else ratio)
-        # A part of a variable, see `models.optimizers.pieces`, has no memory that a kernel could change.
+        # A part of a variable (`models.optimizers.pieces`) has no memory that a kernel could change.
         in_place = ON_TENSORFLOW and hasattr(variable, "handle") and variable.dtype == buffer.dtype
         if in_place and variant.rate_in_buffer:
             apply_momentum(variable, buffer, inside, direction, momentum=self.momentum, nesterov=self.nesterov)

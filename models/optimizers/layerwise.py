@@ -1,4 +1,4 @@
-"""What optimizers with one rate per variable share: variables chosen by path, norms, and a state in float32."""
+"""Common parts of optimizers with one rate per variable: choice of variables by path, norms, state in float32."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,30 +12,30 @@ ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 
 @dataclass(frozen=True)
 class Begun:
-    """What the first half of an update leaves to the second one."""
+    """The result of the first half of an update, for the second half."""
 
     index: int
-    """The variable's position among those of the optimizer."""
+    """The variable's position among the optimizer's variables."""
     direction: Any
-    """What the rates will multiply, of the variable's shape."""
+    """Tensor of the variable's shape that the rates will multiply."""
     measured: tuple[Any, ...] = ()
-    """The tensors whose norms the second half needs; none for a variable without a ratio of norms."""
+    """Tensors whose norms the second half needs; empty for a variable without a ratio of norms."""
 
 
 @runtime_checkable
 class InTwoHalves(Protocol):
-    """An optimizer whose update needs norms in its middle.
+    """An optimizer whose update needs norms between two halves.
 
-    Where ranks hold parts of the variables, the norms are sums over all ranks: all first halves come before them, and
-    all second halves after them. `update_step` is both halves of one variable.
+    If ranks hold parts of the variables, the norms are sums over all ranks: all first halves precede these sums, and
+    all second halves follow them. `update_step` runs both halves for one variable.
     """
 
     def begin_update(self, gradient: Any, variable: Any) -> Begun:
-        """Do what needs no norm."""
+        """Run the first half, which needs no norm."""
         ...
 
     def finish_update(self, half: Begun, norms: Sequence[Any], variable: Any, learning_rate: Any) -> None:
-        """Change the variable, by the norms of all that `half.measured` has."""
+        """Change the variable with the norms of all tensors in `half.measured`."""
         ...
 
 
@@ -50,7 +50,7 @@ def chosen_by_path(name: str, paths: Sequence[str], variables: Sequence[keras.Va
         variables: All variables of the optimizer.
 
     Raises:
-        ValueError: a path that not exactly one variable has.
+        ValueError: a path without exactly one variable.
     """
     known = [variable.path for variable in variables]
     unclear = [path for path in paths if known.count(path) != 1]
@@ -64,8 +64,8 @@ def add_state(
 ) -> list[list[keras.Variable]]:
     """Add state of zeros for each variable, and return one list for each name.
 
-    State of half-precision variables is in float32: increments below 1/256 of a bfloat16 would be lost. Names and
-    order are those of Keras's `add_optimizer_variables`, on which checkpoints depend.
+    State of half-precision variables is in float32: increments below 1/256 of a bfloat16 would be lost. Checkpoints
+    depend on names and order, which are those of Keras's `add_optimizer_variables`.
     """
     state: list[list[keras.Variable]] = [[] for _ in names]
     for variable in variables:
@@ -100,7 +100,7 @@ def apply_momentum(
 ) -> None:
     """Set v = momentum * v - rate * direction and add it to w; with Nesterov, add momentum * v - rate * direction.
 
-    TensorFlow's kernel does so in one pass over memory, where one operation after the other takes six.
+    TensorFlow's kernel needs one pass over memory; separate operations need six.
 
     Args:
         variable: TensorFlow's variable of the weights, w.
@@ -123,9 +123,9 @@ def apply_momentum(
 
 
 def ratio_of_norms(weight_norm: Any, update_norm: Any, denominator: Any, coefficient: float) -> Any:
-    """Return coefficient * weight_norm / denominator, and 1 where one of the two norms is 0.
+    """Return coefficient * weight_norm / denominator, or 1 if one of the two norms is 0.
 
-    A variable of zeros could not leave 0 with a ratio of 0.
+    With a ratio of 0, a variable of zeros could not leave 0.
     """
     ratio = ops.divide_no_nan(coefficient * weight_norm, denominator)
     return ops.where(ops.logical_and(weight_norm > 0, update_norm > 0), ratio, ops.ones_like(ratio))

@@ -1,4 +1,4 @@
-"""1-bit Adam as a Keras 3 optimizer; the other half is the codec of the same name."""
+"""1-bit Adam as a Keras 3 optimizer, for the codec of the same name."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -32,24 +32,24 @@ class OneBitAdam(keras.optimizers.Optimizer):  # type: ignore[misc]
         w = w - learning_rate * sqrt(1 - beta_2^min(t, warmup_steps)) / (1 - beta_1^t) * m / (sqrt(v) + epsilon)
 
     The exchange must warm up for the same number of steps: it returns gradients in these steps, and first moments
-    afterwards. An element whose second moment is still 0 when it is frozen does not move: it would be divided by
-    epsilon alone.
+    afterwards. An element whose frozen second moment is 0 does not change: its update would be divided by epsilon
+    alone.
 
     Args:
-        learning_rate: A float, which may be assigned at each step, or what any Keras optimizer takes.
+        learning_rate: A float, which may be assigned at each step, or another learning rate of Keras optimizers.
         warmup_steps: Number of first steps of plain Adam, at least 1; 15 to 25 % of a run in the source's experiments.
         beta_1: Decay of the first moment, the same as the codec's, in [0, 1).
         beta_2: Decay of the second moment, in [0, 1).
         epsilon: Added to the root of the second moment.
         weight_decay: Coefficient of Keras's own decoupled decay; None for none.
-        **kwargs: What any Keras optimizer takes.
+        **kwargs: Arguments of any Keras optimizer.
 
     Raises:
         ValueError: a value out of range.
 
     Source: Tang et al. 2021, "1-bit Adam", algorithm 1.
-    Differs: bias corrections, with which the warm-up is exactly Keras's Adam. They continue afterwards; that of the
-    second moment is frozen.
+    Differs: bias corrections, with which the warm-up is exactly Keras's Adam. They continue afterwards; the correction
+    of the second moment is frozen.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A part of a variable, as an optimizer of Keras sees it."""
+"""A part of a variable, in the form that an optimizer of Keras accepts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ class Part:
 
 
 class Piece:
-    """A part of a variable, with what an optimizer's `build` and `update_step` ask of a variable.
+    """A part of a variable, with the interface that an optimizer's `build` and `update_step` need.
 
-    It has no memory of its own: `take` cuts it out of the variable, what the optimizer assigns becomes its value in the
-    graph of the step, and `give` returns that value. The optimizer knows it as the variable that it is a part of, by
-    path and identity. So lists of variables without weight decay hold for the parts too, and the optimizer's state has
-    the names that it has for whole variables.
+    The piece has no memory: `take` cuts it out of the variable, the optimizer's assignments become its value in the
+    graph of the step, and `give` returns this value. The optimizer identifies the piece with its variable, by path and
+    identity. So lists of variables without weight decay hold for the pieces too, and the optimizer's state has the same
+    names as for whole variables.
     """
 
     def __init__(self, variable: keras.Variable, start: int, stop: int) -> None:
@@ -37,7 +37,7 @@ class Piece:
             stop: See `Part`.
 
         Raises:
-            ValueError: the variable is of another type.
+            ValueError: the variable has another type.
         """
         if variable.dtype != "float32":
             raise ValueError(f"{variable.path} is of {variable.dtype}, and only variables of float32 can be divided")
@@ -47,7 +47,7 @@ class Piece:
         self.path, self.name, self.dtype = variable.path, variable.name, variable.dtype
         self.shape = (stop - start,)
         self.device: str = variable.value.device
-        """Where the optimizer places its state."""
+        """Device on which the optimizer places its state."""
         self._unique_id = variable.value._unique_id
 
     def take(self) -> None:
@@ -55,7 +55,7 @@ class Piece:
         self._value = tf.reshape(self._variable.value, [-1])[self.part.start : self.part.stop]
 
     def give(self) -> tf.Tensor:
-        """Return the value, and forget it: it belongs to the graph in which it was taken."""
+        """Return and forget the value, which belongs to the graph in which it was taken."""
         value, self._value = self.read_value(), None
         return value
 
@@ -77,7 +77,7 @@ class Piece:
         self._value = self.read_value() - value
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        """Let TensorFlow and Keras take the piece for its value."""
+        """Return the value when TensorFlow or Keras converts the piece to a tensor."""
         return tf.convert_to_tensor(self.read_value(), dtype, name=name)
 
 

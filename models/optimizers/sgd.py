@@ -14,8 +14,8 @@ def sgd(
         excluded: Variables without weight decay.
         momentum: Decay of the momentum buffer, in [0, 1).
         nesterov: Whether to look one momentum step ahead.
-        weight_decay: Coefficient of the decoupled decay, w = w - learning_rate * weight_decay * w: beside the gradient,
-            not part of the momentum.
+        weight_decay: Coefficient of the decoupled decay, w = w - learning_rate * weight_decay * w, which is not part of
+            the momentum.
     """
     # Keras takes None for no decay.
     optimizer = keras.optimizers.SGD(0.0, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay or None)

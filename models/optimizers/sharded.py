@@ -1,4 +1,4 @@
-"""An optimizer whose state is divided among the ranks."""
+"""An optimizer with its state divided among the ranks."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -11,10 +11,10 @@ from models.optimizers.pieces import cut
 
 
 class Shards(Protocol):
-    """How ranks divide the variables, and what travels between them; see `models.compression.exchange.shards`."""
+    """The division of the variables among ranks, and their exchange; see `models.compression.exchange.shards`."""
 
     ranges: list[tuple[int, int]]
-    """The first element of each variable that this rank has, and the one after its last."""
+    """Start and stop of this rank's range of elements of each variable."""
 
     def exchange(self, gradients: Sequence[tf.Tensor], learning_rate: Any = None) -> list[tf.Tensor]:
         """Return this rank's ranges of the mean gradients."""
@@ -30,33 +30,33 @@ class Shards(Protocol):
 
 
 class ShardedOptimizer:
-    """Each of N ranks keeps the optimizer's moments of an N-th of the parameters, and updates these only (ZeRO-1).
+    """Each of N ranks keeps the optimizer's moments for an N-th of the parameters, and updates only these (ZeRO-1).
 
         exchange:   rank r gets its part of the mean gradient             (reducescatter)
         update:     the part r of the weights and of the moments, by the rule of the optimizer
         gather:     every rank gets all parts of the new weights          (allgather)
 
-    The rule is that of the optimizer itself, which is built on pieces of the variables. Ratios of norms (LARS, LAMB)
-    and the global norm of gradient clipping need sums of squares over all ranks: one sum of a few numbers for each. So
-    the weights are those of the undivided optimizer, but for the order of sums.
+    The optimizer itself, built on pieces of the variables, provides the rule. Ratios of norms (LARS, LAMB) and the
+    global norm of gradient clipping need sums of squares over all ranks: one sum of a few numbers each. So the weights
+    are those of the undivided optimizer, except for the order of sums.
 
     A rank holds, in bytes for each parameter of float32: 4 for the weight, 4 for the gradient, and 4/N for each moment,
     in place of 4. That is 8 + 4/N with one moment (SGD, LARS) and 8 + 8/N with two (AdamW, LAMB). Weights are cut out
     of the model's variables during the update, and no second copy of them is kept.
 
-    When it pays: where moments take memory that a larger batch or network needs, so with two moments, many ranks, and
-    networks of many parameters. With AdamW on 8 ranks a parameter takes 9 bytes in place of 16. When not: where
-    activations take the memory, as in a ResNet-50 on images, whose 24 million parameters have 95 MB for each moment.
-    Nor on links of long delays, since three or four exchanges follow one another in a step where there was one. The
+    When it pays: moments take memory that a larger batch or network needs, so with two moments, many ranks, and
+    networks of many parameters. With AdamW on 8 ranks, a parameter takes 9 bytes in place of 16. When it does not pay:
+    activations take the memory, as in a ResNet-50 on images, whose 24 million parameters have 95 MB for each moment. It
+    does not pay on links with long delays either: a step has three or four consecutive exchanges instead of one. The
     gathering begins only after the update, so that no backward pass hides it. The bytes are those of one allreduce.
 
-    Where a rank dies before all ranks have all means, no rank has applied anything. Where it dies later in the step,
-    others may have moved their moments and not their weights. They never continue from there: a kept state and a
-    checkpoint hold both.
+    If a rank dies before all ranks have all means, no rank has applied an update. If it dies later in the step, others
+    may have updated their moments but not their weights. They never continue from there: an in-memory checkpoint and a
+    checkpoint contain both.
 
     Source: Rajbhandari et al. 2020, "ZeRO: Memory optimizations toward training trillion parameter models", section 5.1
     (P_os).
-    Differs: every rank keeps all float32 weights, with which it computes; there is no second copy in half floats.
+    Differs: every rank keeps all float32 weights and computes with them; there is no second copy in half floats.
     """
 
     def __init__(
@@ -67,19 +67,19 @@ class ShardedOptimizer:
         Args:
             optimizer: The optimizer, not built yet. Its `global_clipnorm` holds for the whole gradient.
             variables: The trainable variables of the model.
-            shards: Which part of each variable this rank has; averages the gradients.
+            shards: Division of the variables, which also averages the gradients.
         """
         self._optimizer, self._variables = optimizer, list(variables)
         self.exchange = shards
-        """Averages the gradients; `apply` takes what its `exchange` returns."""
+        """The exchange that averages the gradients; `apply` takes the result of its `exchange`."""
         self._pieces = cut(self._variables, shards.ranges)
         optimizer.build(self._pieces)
         shared = {id(optimizer.iterations), id(optimizer._learning_rate)}
         moments = [variable for variable in optimizer.variables if id(variable) not in shared]
-        # An optimizer creates all moments of one variable, then those of the next one.
+        # An optimizer creates all moments of one variable, then those of the next variable.
         each = len(moments) // len(self._pieces)
         self.parts = {id(moment): self._pieces[number // each].part for number, moment in enumerate(moments)}
-        """Which part of a whole a moment is, by the `id` of the moment; the other variables are equal on all ranks."""
+        """Part of each moment in the whole, by the `id` of the moment; the other variables are equal on all ranks."""
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -105,7 +105,7 @@ class ShardedOptimizer:
         """Update the model on every rank; all ranks call this together.
 
         Args:
-            means: What `exchange.exchange` has returned.
+            means: Result of `exchange.exchange`.
             variables: The trainable variables of the model, for which this optimizer was made.
         """
         assert all(one is other for one, other in zip(variables, self._variables, strict=True))
@@ -121,7 +121,7 @@ class ShardedOptimizer:
                 variable.assign(whole if variable.constraint is None else variable.constraint(whole))
 
     def _clipped(self, gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-        """The gradients, scaled to the largest global norm as Keras does it."""
+        """Return the gradients, scaled to the largest global norm as in Keras."""
         largest = self._optimizer.global_clipnorm
         if not largest:
             return gradients
@@ -131,7 +131,7 @@ class ShardedOptimizer:
         return [gradient * scale for gradient in gradients]
 
     def _decay(self) -> None:
-        """Apply the decay that Keras's own optimizers leave to their base class, beside the gradient."""
+        """Apply the decoupled decay that Keras's own optimizers leave to their base class."""
         decay = self._optimizer.weight_decay
         if decay is None:
             return
@@ -152,7 +152,7 @@ class ShardedOptimizer:
             optimizer.finish_update(half, norms, piece, rate)
 
     def _norms(self, halves: Sequence[Begun]) -> list[list[tf.Tensor]]:
-        """The norms over all ranks of what the first halves have measured."""
+        """Return the norms over all ranks of the tensors that the first halves measured."""
         squares = [sum_of_squares(tensor) for half in halves for tensor in half.measured]
         if not squares:
             return [[] for _ in halves]

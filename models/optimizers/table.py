@@ -25,6 +25,6 @@ OPTIMIZERS: dict[str, Callable[..., keras.optimizers.Optimizer]] = {
 }
 """Constructors with the settings of the optimizer as keyword arguments, all of them required.
 
-`excluded` are the variables that weight decay leaves out; `unadapted`, where an optimizer has them, those that its
-ratio of norms leaves out. The learning rate is 0 until it is set, before every step.
+`excluded` are the variables without weight decay. `unadapted`, in some optimizers, are the variables without the ratio
+of norms. The learning rate is 0 until it is set, before every step.
 """

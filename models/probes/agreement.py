@@ -1,4 +1,4 @@
-"""Sums over ranks that prove, with the same exchange, that all ranks are at the same weights."""
+"""Sums over ranks that prove, in the same exchange, that all ranks have the same weights."""
 
 import hashlib
 from collections.abc import Callable
@@ -15,8 +15,8 @@ SumOverRanks = Callable[[Array], Array]
 def agreed_sum(values: Array, weights: NDArray[Any], sum_over_ranks: SumOverRanks) -> Array:
     """Sum values over ranks that hold equal weights.
 
-    Each rank runs the same solver, which on other processors may round in another way. Ranks would then take another
-    number of iterations and wait for each other for ever. Therefore 33 numbers travel with the values: a 1, and the
+    Each rank runs the same solver, which may round differently on other processors. Ranks would then run different
+    numbers of iterations and wait for each other forever. Therefore 33 numbers are sent with the values: a 1, and the
     SHA-256 of the weights as 16 whole numbers d of 16 bits, with their squares. By Cauchy and Schwarz
 
         ranks * sum(d^2) >= sum(d)^2,  equal only where all ranks have the same d
@@ -25,11 +25,11 @@ def agreed_sum(values: Array, weights: NDArray[Any], sum_over_ranks: SumOverRank
 
     Args:
         values: One-dimensional; the same length on every rank.
-        weights: What must have the same bits on every rank.
+        weights: Array that must have the same bits on every rank.
         sum_over_ranks: The collective.
 
     Raises:
-        RuntimeError: The ranks have different weights; all of them raise it.
+        RuntimeError: The ranks have different weights; all ranks raise this error.
     """
     digest = hashlib.sha256(np.ascontiguousarray(weights).tobytes()).digest()
     words = np.frombuffer(digest, "<u2").astype(np.float64)

@@ -1,4 +1,4 @@
-"""A linear head on frozen features, as it is kept."""
+"""A linear head on frozen features, and its file."""
 
 import io
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class LinearHead:
     scale: Array
     """`(features,)`."""
     link: Link
-    """What makes probabilities of scores; after the hinge loss they have the right order and are no probabilities."""
+    """Function from scores to probabilities; after the hinge loss only the order of its results is meaningful."""
 
     @classmethod
     def of(cls, solution: Array, standardisation: Standardisation, link: Link) -> "LinearHead":
@@ -59,7 +59,7 @@ class LinearHead:
 
     @classmethod
     def from_npz(cls, content: bytes) -> "LinearHead":
-        """Read what `to_npz` wrote."""
+        """Read a file of `to_npz`."""
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             link: Link = "softmax" if str(file["link"]) == "softmax" else "sigmoid"
             return cls(file["weights"], file["intercepts"], file["mean"], file["scale"], link)

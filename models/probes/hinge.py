@@ -30,10 +30,10 @@ def fit_hinge(
 
         v = w + K * (what this rank has added to w in this round)              K ranks
 
-    and w then moves by the sum of what all ranks have added. The factor K keeps that sum from going too far. No w has a
-    P that is lower by more than the duality gap P(w(a)) - D(a), at which it ends. scikit-learn's `C` is 1 / (l2 n).
+    and w then changes by the sum over all ranks. The factor K keeps this sum from going too far. The fit ends at a
+    duality gap P(w(a)) - D(a), which bounds how far P is above its minimum. The `C` of scikit-learn is 1 / (l2 n).
 
-    A round is one allreduce of the weights, with the values of P and D: 8 bytes for each weight.
+    A round needs one allreduce of the weights, with the values of P and D: 8 bytes for each weight.
 
     Args:
         design: Standardised features with a last column of ones, `(rows of this rank, features + 1)`.
@@ -44,7 +44,7 @@ def fit_hinge(
         rows: Samples n of all ranks.
         l2: Penalty, above 0.
         max_rounds: Largest number of rounds.
-        tolerance: Largest duality gap of a class with which it ends.
+        tolerance: Largest duality gap of a class at which the fit ends.
         start: `state` of a fit for another penalty, on this rank; None: zeros.
 
     Raises:
@@ -53,8 +53,8 @@ def fit_hinge(
     Source: Jaggi et al. 2014, "Communication-efficient distributed dual coordinate ascent"; Ma et al. 2015, "Adding vs.
     averaging in distributed primal-dual optimization", equation 9 with gamma = 1 and sigma' = K; Shalev-Shwartz and
     Zhang 2013 for the step of the hinge loss.
-    Differs: the intercept is the weight of a feature that is always 1, and is penalised, as LIBLINEAR's. A free one
-    would tie the a_i of all ranks by an equation, which no rank could keep alone.
+    Differs: the intercept is the weight of a feature that is always 1, and is penalised, as in LIBLINEAR. A free
+    intercept would add an equation over the a_i of all ranks, which no rank could satisfy alone.
     """
     signs = 2 * targets - 1
     duals = np.zeros_like(targets) if start is None else start.copy()
@@ -81,7 +81,7 @@ def fit_hinge(
         primal, dual = primal_and_dual(values, weights)
         gap = float((primal - dual).max())
         if gap <= tolerance or number == max_rounds:
-            break  # without the move, after which the gap is not known
+            break  # without the last change, after which the gap is unknown
         weights, duals = weights + added, moved
     return Solution(weights, float(primal.sum()), number + 1, gap, gap <= tolerance, duals)
 
@@ -96,7 +96,7 @@ def _ascend(
     per_dual: float,
     order: np.random.Generator,
 ) -> tuple[Array, Array]:
-    """Change each dual variable of this rank once; the new ones, and what that adds to the weights."""
+    """Change each dual variable of this rank once; return the new variables and the change of the weights."""
     duals, local = duals.copy(), weights.copy()
     for row in order.permutation(len(design)):
         features = design[row]

@@ -27,10 +27,10 @@ def fit_logistic(
 
         1/n sum_i loss(x_i W + b, t_i) + l2/2 |W|^2
 
-    The loss is the cross-entropy of a softmax with one label, and with several labels the sum of the classes' logistic
-    losses, which makes one regression per class. scikit-learn's `C` is 1 / (l2 n).
+    With one label, the loss is the cross-entropy of a softmax. With several labels, it is the sum of the classes'
+    logistic losses, which makes one regression per class. The `C` of scikit-learn is 1 / (l2 n).
 
-    Every evaluation is one allreduce of the value and the gradient: 8 bytes for each weight. All ranks then take the
+    Every evaluation needs one allreduce of the value and the gradient: 8 bytes for each weight. All ranks then take the
     same step.
 
     Args:
@@ -41,14 +41,15 @@ def fit_logistic(
         rows: Samples n of all ranks.
         l2: Penalty, above 0.
         max_iterations: Largest number of iterations.
-        tolerance: Largest component of the gradient with which it ends. Below about 1e-8 rounding may end it before.
+        tolerance: Largest component of the gradient at which the fit ends. Below about 1e-8, rounding may end it
+            earlier.
         start: `state` of a fit for another penalty; None: weights 0, and intercepts by the counts of the classes.
 
     Raises:
         RuntimeError: The ranks have different weights.
 
     Source: Dean et al. 2012, "Large scale distributed deep networks", section 4.2 (Sandblaster L-BFGS), for one
-    gradient summed over workers. Liu and Nocedal 1989; Byrd et al. 1995, as SciPy has it, for the method.
+    gradient summed over workers. Liu and Nocedal 1989; Byrd et al. 1995, as in SciPy, for the method.
     Differs: there is no coordinator; every rank keeps the history of L-BFGS and computes the step itself.
     """
     shape = design.shape[1], targets.shape[1]
@@ -84,25 +85,25 @@ def fit_logistic(
             "ftol": 0.0,
         },
     )
-    value, gradient = evaluate(found.x)  # also proves that the ranks end with the same bits
+    value, gradient = evaluate(found.x)  # this also proves that the ranks end with the same bits
     residual = float(np.abs(gradient).max())
     weights = found.x.reshape(shape)
     return Solution(weights, value, exchanges, residual, residual <= tolerance, weights)
 
 
 def _intercepts(positives: Array, rows: int, task: str) -> Array:
-    """The best intercepts without features, as if each class had half a sample more on either side."""
+    """Return the best intercepts without features, as if each class had half a sample more on either side."""
     logs: Array = np.log(positives + 0.5)
     others = logs.mean() if task == "single_label" else np.log(rows - positives + 0.5)
     return np.asarray(logs - others)
 
 
 def _multinomial(scores: Array, targets: Array) -> tuple[float, Array]:
-    """Sum of the cross-entropies, and their slopes in the scores."""
+    """Return the sum of the cross-entropies, and their slopes in the scores."""
     logs = log_softmax(scores, axis=1)
     return -float((targets * logs).sum()), np.exp(logs) - targets
 
 
 def _one_per_class(scores: Array, targets: Array) -> tuple[float, Array]:
-    """Sum of the logistic losses of all classes, and their slopes in the scores."""
+    """Return the sum of the logistic losses of all classes, and their slopes in the scores."""
     return float((np.logaddexp(0, scores) - targets * scores).sum()), expit(scores) - targets

@@ -1,4 +1,4 @@
-"""What a solver of a linear head gives."""
+"""The result of a solver of a linear head."""
 
 from dataclasses import dataclass
 
@@ -12,12 +12,12 @@ class Solution:
     weights: Array
     """`(features + 1, classes)`, the same bits on every rank; the last row has the intercepts."""
     objective: float
-    """Value that was minimised: the mean loss with the penalty, summed over classes."""
+    """Minimised value: the mean loss with the penalty, summed over classes."""
     exchanges: int
-    """Sums over ranks that it took."""
+    """Number of sums over ranks."""
     residual: float
-    """What the tolerance is for: the largest component of the gradient, or the largest duality gap of a class."""
+    """Value that the tolerance bounds: the largest component of the gradient, or the largest duality gap of a class."""
     converged: bool
     """Whether the residual is within the tolerance."""
     state: Array
-    """What a fit for another penalty can start from; may be this rank's own part."""
+    """Start for a fit with another penalty; it may be this rank's own part."""

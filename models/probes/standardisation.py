@@ -1,4 +1,4 @@
-"""Features with mean 0 and standard deviation 1, by the sums of all ranks."""
+"""Features with mean 0 and standard deviation 1, from sums over all ranks."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +13,14 @@ _ROWS_AT_A_TIME = 1024  # all squares together would need twice the memory of th
 
 @dataclass(frozen=True)
 class Standardisation:
-    """How features are shifted and scaled."""
+    """The shift and the scale of features."""
 
     mean: Array
     """`(features,)`."""
     scale: Array
     """Standard deviation (of the population), 1 for a constant feature, `(features,)`."""
     rows: int
-    """Samples of all ranks."""
+    """Number of samples of all ranks."""
 
     def design(self, features: NDArray[Any]) -> Array:
         """Return standardised features and a last column of ones, `(rows, features + 1)`: 8 bytes for each number."""
@@ -32,16 +32,16 @@ class Standardisation:
 
 
 def standardisation(features: NDArray[Any], sum_over_ranks: SumOverRanks) -> Standardisation:
-    """Measure features over all ranks, in two sums: the mean, and then the squares of what differs from it.
+    """Measure features over all ranks, in two sums: the mean, and then the squares of the differences from it.
 
-    A feature counts as constant where its standard deviation is no more than the rounding of its mean.
+    A feature counts as constant if its standard deviation is at most the rounding of its mean.
 
     Args:
-        features: Those of this rank's samples, `(rows, features)`; a rank may have none.
+        features: Features of this rank's samples, `(rows, features)`; a rank may have no samples.
         sum_over_ranks: The collective.
 
     Raises:
-        ValueError: No rank has a sample.
+        ValueError: All ranks are without samples.
     """
     sums = sum_over_ranks(np.append(features.sum(axis=0, dtype=np.float64), len(features)))
     rows = int(sums[-1])

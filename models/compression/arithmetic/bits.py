@@ -1,4 +1,4 @@
-"""Packs small integers to their width, and views numbers as bytes."""
+"""Packing of small integers to their width, and numbers as bytes."""
 
 import tensorflow as tf
 
@@ -17,7 +17,7 @@ def pack(codes: tf.Tensor, width: int, axis: int = 1) -> tf.Tensor:
 
 
 def unpack(packed: tf.Tensor, width: int, axis: int = 1) -> tf.Tensor:
-    """Return the uint8 codes that `pack` was given."""
+    """Return the uint8 codes that `pack` received."""
     if 8 % width == 0:
         mask = tf.constant((1 << width) - 1, tf.uint8)
         return tf.concat([_shift_right(packed, place) & mask for place in range(0, 8, width)], axis)
@@ -42,7 +42,7 @@ def to_bytes(numbers: tf.Tensor) -> tf.Tensor:
 
 
 def from_bytes(raw: tf.Tensor, dtype: tf.DType, shape: tuple[int | None, ...]) -> tf.Tensor:
-    """Return what `to_bytes` was given, of shape `(rows, *shape)`, in which one length may be None."""
+    """Return the numbers that `to_bytes` received, of shape `(rows, *shape)`, in which one length may be None."""
     lengths = [-1 if length is None else length for length in shape]
     if dtype.size == 1:
         return tf.reshape(tf.bitcast(raw, dtype), (raw.shape[0], *lengths))

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 GRADIENTS_NOT_FINITE = "these gradients are not finite"
 MEANS_NOT_FINITE = "these means of finite gradients are not finite"
-"""What the errors of an exchange say."""
+"""Texts of the errors of an exchange."""
 
 
 def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -33,7 +33,7 @@ def check_finite(finite: tf.Tensor, names: Sequence[str], text: str, step: tf.Te
     Args:
         finite: Bool `(tensors,)`.
         names: One name per tensor.
-        text: What the message says before the step and the names.
+        text: Text of the message before the step and the names.
         step: Number of exchanges before this one, for the message.
 
     Raises:
@@ -54,7 +54,7 @@ def check_means(means: Sequence[tf.Tensor], names: Sequence[str], codec: str, st
     Args:
         means: One per tensor.
         names: Their names.
-        codec: Name of the codec from which they come, for the message.
+        codec: Name of the codec that made them, for the message.
         step: Number of exchanges before this one, for the message.
 
     Raises:
@@ -65,7 +65,7 @@ def check_means(means: Sequence[tf.Tensor], names: Sequence[str], codec: str, st
 
 def means_finite(means: Sequence[tf.Tensor]) -> tf.Tensor:
     """Return a bool per tensor as `all_finite` does, for tensors that XLA does not compile and that may be empty."""
-    # Outside XLA, which takes long to compile so many tensors together, the sum to one number is the fast one.
+    # XLA takes long to compile many tensors together. Outside XLA, the sum to one number is the fastest way.
     sums = tf.stack([tf.reduce_sum(mean) for mean in means])
     return _settle(means, tf.reduce_all(tf.math.is_finite(sums)))
 
@@ -88,7 +88,7 @@ def now(tensors: Sequence[Any]) -> tf.Tensor:
 def fused(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function`, compiled by XLA if it is called in a graph: one pass over memory, not one per operation.
 
-    For elementwise functions in code that cannot be compiled as a whole.
+    It is for elementwise functions in code that cannot be compiled as a whole.
     """
     compiled = tf.function(function, jit_compile=True, autograph=False)
 
@@ -104,7 +104,8 @@ def _unordered(body: Callable[..., tf.Tensor], *args: tf.Tensor) -> tf.Tensor:
     """Call `body` as soon as its inputs have been computed.
 
     A graph runs operations with side effects one after the other, in the order of the code: the check of a bucket would
-    wait until the last bucket has travelled. `PartitionedCall` is not known to have side effects, so it does not wait.
+    wait until the last bucket was exchanged. TensorFlow does not know that `PartitionedCall` has side effects, so the
+    call does not wait.
     """
     if tf.executing_eagerly():
         return body(*args)

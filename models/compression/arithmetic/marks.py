@@ -1,4 +1,4 @@
-"""When the parts of a step began and ended, kept from inside its graph."""
+"""The start and end times of the parts of a step, recorded inside its graph."""
 
 import math
 from collections.abc import Sequence
@@ -14,34 +14,34 @@ class Mark:
     phase: str
     name: str
     tensors: tuple[str, ...]
-    """Paths of the variables whose gradients it is about; empty where it is about all of them."""
+    """Paths of the variables whose gradients the part processes; empty: all variables."""
 
 
 class Marks:
-    """Notes the times of the parts of a step; whoever has none of these adds nothing to the graph.
+    """Records the times of the parts of a step; without such an object the graph has no clocks.
 
-    The times are meaningful on a CPU, where an operation has run when its output is there.
+    The times are meaningful on a CPU, where an operation has finished when its output exists.
     """
 
     def __init__(self) -> None:
-        """Begin without any part: graphs add them as they are traced."""
+        """Begin without parts: graphs add parts when they are traced."""
         self._times: dict[Mark, tf.Variable] = {}
 
     def add(self, phase: str, name: str, start: tf.Tensor, end: tf.Tensor, tensors: Sequence[str] = ()) -> None:
-        """Note a part in a graph, which may be a branch that is not taken in every step.
+        """Record a part in a graph, which may be a branch that some steps do not run.
 
         Args:
             phase: Kind of the part.
-            name: Its name, one for each part of a phase.
+            name: Name of the part, unique in its phase.
             start: Seconds since 1970, float64.
             end: The same.
-            tensors: Paths of the variables that it is about.
+            tensors: Paths of the variables that the part processes.
         """
         mark = Mark(phase, name, tuple(tensors))
         if mark not in self._times:
             with tf.init_scope(), tf.device("CPU:0"):
                 self._times[mark] = tf.Variable([math.nan, math.nan], dtype=tf.float64, trainable=False)
-        # A clock that nobody waits for may be read a little late.
+        # No operation waits for this clock, so it may be read a little late.
         self._times[mark].assign(tf.stack([tf.minimum(start, end), end]))
 
     def clear(self) -> None:

@@ -18,7 +18,7 @@ def fold_in(key: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
     return _fold_in(key, tf.cast(number, tf.uint32))
 
 
-# One operation in a graph that makes hundreds of keys; inlined it would be fifty.
+# It is one operation in a graph that makes hundreds of keys; inlined, it would be fifty.
 @tf.function(autograph=False)  # type: ignore[untyped-decorator]
 def _fold_in(key: tf.Tensor, word: tf.Tensor) -> tf.Tensor:
     words = tf.bitcast(key, tf.uint32)
@@ -30,14 +30,14 @@ def _fold_in(key: tf.Tensor, word: tf.Tensor) -> tf.Tensor:
 def uniform(shape: tuple[int, ...], key: tf.Tensor) -> tf.Tensor:
     """Return uniform float32 in [0, 1), multiples of 2**-24.
 
-    A counter goes twice through a 32-bit mixing function, each time combined with a word of the key. Not for
-    cryptography. `tf.random.stateless_uniform` would take ten seconds for 24 million numbers when XLA compiles it for a
-    CPU; this takes a fraction of a second.
+    A counter passes twice through a 32-bit mixing function, each time combined with a word of the key. The numbers are
+    not for cryptography. `tf.random.stateless_uniform`, compiled by XLA for a CPU, takes ten seconds for 24 million
+    numbers; this function takes a fraction of a second.
     """
     words = tf.bitcast(key, tf.uint32)
     counter = tf.cast(tf.range(math.prod(shape)), tf.uint32)
     bits = _mix(_mix(counter ^ words[0]) + words[1])
-    # The conversion from signed integers is a vector instruction; that from unsigned integers is not.
+    # The conversion of signed integers is a vector instruction; that of unsigned integers is not.
     small = tf.bitcast(tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32)), tf.int32)
     return tf.reshape(tf.cast(small, tf.float32) * 2.0**-24, shape)
 

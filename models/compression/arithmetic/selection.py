@@ -10,7 +10,7 @@ from models.compression.arithmetic.graph import fused
 
 Size = Callable[[tf.Tensor], tf.Tensor]
 
-# The sample has one of this many elements. Odd: it shares no factor with the usual widths of layers.
+# The sample has one of this number of elements. An odd number shares no factor with the usual widths of layers.
 _STRIDE = 61
 _SMALLEST = np.finfo(np.float32).tiny
 
@@ -18,8 +18,8 @@ _SMALLEST = np.finfo(np.float32).tiny
 def select_largest(values: tf.Tensor, count: int | tf.Tensor, size: Size = tf.abs) -> tf.Tensor:
     """Return the places of the `count` largest elements of each row, int32 `(rows, count)`, in rising order.
 
-    Of equal elements the first are taken. If fewer than `count` elements of a row have a size above 0, the places of
-    some zeros are among the result, or the first place is repeated at the end; see `gather_once`.
+    Of equal elements the first are taken. If fewer than `count` elements of a row have a size above 0, the result has
+    places of zeros or repeats the first place; see `gather_once`.
 
     The result is exact. A sample gives a bound that very likely a few more than `count` elements of a row reach, and
     only these are compared. If fewer or many more reach it, all elements are compared.
@@ -27,7 +27,7 @@ def select_largest(values: tf.Tensor, count: int | tf.Tensor, size: Size = tf.ab
     Args:
         values: Float32 `(rows, elements)`.
         count: Number of elements to select in each row.
-        size: Maps elements to what is compared, 0 or more: the magnitude, or that of one sign only.
+        size: Maps elements to the compared values, 0 or more: the magnitude, or the magnitude of one sign only.
     """
     rows, elements = values.shape
     if elements < 64 * _STRIDE:
@@ -86,7 +86,7 @@ def _largest(weights: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
 
 
 def _down_to(last: tf.Tensor, weights: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
-    """Return a mask of the `count` largest of each row, of which `last` is the smallest."""
+    """Return a mask of the `count` largest of each row; `last` is the smallest of them."""
     larger, equal = weights > last, weights == last
     missing = count - tf.math.count_nonzero(larger, 1, keepdims=True, dtype=tf.int32)
     return larger | (equal & (tf.cumsum(tf.cast(equal, tf.int32), 1) <= missing))

@@ -72,7 +72,7 @@ class AdaptiveQuantiser:
         return scatter_rows(rows, places, _values(rows, positive, means), message.nrows(), part_shape[0])
 
     def _extremes(self, parts: tf.Tensor, size: Size, count: tf.Tensor, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return places of as many elements of one sign as could be sent, and a mask of those that are sent."""
+        """Return places of the elements of one sign that could be sent, and a mask of the sent ones."""
         # All elements could have this sign: as many places are selected as would be sent in that case.
         most = elements_to_send(self.density, step, parts.shape[1])
         density = self.density.pick(step, self.density.values)

@@ -11,7 +11,7 @@ from models.compression.schemes.scatter_gather import ScatterGather
 def bf16(*, prescale: float, error_feedback: bool) -> Codec:
     """Round to the nearest brain float, with a relative error up to 2**-8.
 
-    The numbers travel as bytes and are summed in float32, because no operation of Horovod takes brain floats.
+    The numbers are sent as bytes and summed in float32, because no operation of Horovod accepts brain floats.
 
     Args:
         prescale: Multiplies before the rounding and is divided out after it. Only gradients beyond float32's own

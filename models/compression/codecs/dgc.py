@@ -21,7 +21,7 @@ def dgc(
 ) -> Codec:
     """Send the largest elements of accumulated velocities; see `MomentumCorrection`.
 
-    The optimizer must have no momentum, because the result already has it. Tensors that travel dense get their momentum
+    The optimizer must have no momentum, because the result already has it. Tensors that are dense get their momentum
     after the sum.
 
     Args:
@@ -32,15 +32,15 @@ def dgc(
         momentum: Decay of the velocities, in [0, 1).
         nesterov: Whether to look one momentum step ahead.
         masking: Whether the momentum of an element stops when the element is sent.
-        clip_norm: Before anything is accumulated, each rank clips its gradients to this global norm over the square
-            root of the number of ranks; None does not clip.
+        clip_norm: Before the accumulation, each rank clips its gradients to this global norm, divided by the square
+            root of the number of ranks; None: no clipping.
 
     Raises:
         ValueError: a value out of range.
 
     Source: Lin et al. 2018, "Deep Gradient Compression", algorithm 1 and section 3.
-    Differs: the exact largest elements of each rank's part of a tensor, instead of a threshold from a sample;
-    owners select again, with a residual of their own, so that the traffic does not grow with the number of ranks.
+    Differs: the exact largest elements of each rank's part of a tensor, instead of a threshold from a sample; owners
+    select again, with their own residual, so that the traffic does not grow with the number of ranks.
     """
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum must be in [0, 1), got {momentum}")

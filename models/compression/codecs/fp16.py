@@ -12,12 +12,12 @@ from models.compression.schemes.scatter_gather import ScatterGather
 def fp16(*, prescale: float, sum_in_float32: bool) -> Codec:
     """Round to the nearest half float, with a relative error up to 2**-11.
 
-    Magnitudes above 65504 become infinite. Those below 6e-8 become 0, and those below 6e-5 lose digits. `prescale`
-    shifts that window: it multiplies before the rounding and is divided out after it. Without `sum_in_float32` an N-th
-    of a rank's gradient is rounded: among many ranks a prescale of about N keeps small gradients.
+    Magnitudes above 65504 become infinite. Magnitudes below 6e-8 become 0, and those below 6e-5 lose digits. `prescale`
+    shifts this window: it multiplies before the rounding and is divided out after it. Without `sum_in_float32`, an N-th
+    of a rank's gradient is rounded: with many ranks, a prescale of about N keeps small gradients.
 
     Args:
-        prescale: A power of 2 loses no digits.
+        prescale: Factor before the rounding; a power of 2 loses no digits.
         sum_in_float32: Whether half floats are sent as bytes to owners, which sum them in float32, instead of an
             allreduce of half floats. This rounds twice for any number of ranks, and is faster where half floats are
             summed slowly (CPUs).

@@ -5,15 +5,15 @@ from models.compression.schemes.linear import LinearCodec
 
 
 class NoneCodec(LinearCodec):
-    """Every tensor travels dense, one grouped allreduce per bucket: bit for bit the result of Horovod's own."""
+    """Every tensor is sent dense, one grouped allreduce per bucket: bit for bit the result of Horovod's own."""
 
     name = "none"
     collectives: tuple[CollectiveName, ...] = ()
 
     def state_specs(self, shape: Shape, size: int, *, dense: bool) -> dict[str, StateSpec]:
-        """There is no state."""
+        """Return no state."""
         return {}
 
     def phase(self, number: int, value: Message, memory: Memory, context: Context) -> tuple[Message, Memory]:
-        """Return the gradient as it is."""
+        """Return the gradient unchanged."""
         return value, memory

@@ -20,16 +20,16 @@ def norm_sparsifier(*, exact_mean: bool) -> Codec:
     E Q(p) = p; E|Q(p) - p|^2 = (|p|_1 / |p|_2 - 1) |p|^2. On average |p|_1 / |p|_2 elements are sent, at most sqrt(n).
     This is QSGD with one level, but as a list of the sent elements instead of two bits per element.
 
-    The mean of N ranks is a sparse tensor too. Its owner sends it as it is, so that the error is that of the ranks and
-    falls with their number, or draws once more among its elements. E|result - g|^2 / |g|^2 and payload in bytes for a
-    normal gradient of 65,536 elements (262,144 bytes), the same on all N ranks (tests/benchmarks/RESULTS.md):
+    The mean of N ranks is a sparse tensor too. If its owner sends it exactly, the error is that of the ranks and falls
+    with their number. Otherwise the owner draws among the elements again. E|result - g|^2 / |g|^2 and payload in bytes
+    for a normal gradient of 65,536 elements (262,144 bytes), the same on all N ranks (tests/benchmarks/RESULTS.md):
 
         exact_mean           N = 1            N = 2             N = 8
         False         3,064,   449     1,221,   659       224,  1,587
         True            205, 1,240      71.7, 2,876       8.9, 19,036
 
     Args:
-        exact_mean: Whether owners send the mean as it is, 8 bytes for each element that is not 0. Otherwise they draw
+        exact_mean: Whether owners send the exact mean, 8 bytes for each element that is not 0. Otherwise they draw
             among its elements, in fewer bytes and with 15 to 25 times the error.
 
     Source: Alistarh et al. 2017, section 3.1 with s = 1.

@@ -18,8 +18,8 @@ def onebit(*, error_feedback: bool) -> Codec:
 
         Q(p) = mean of {p_i >= 0 in the column}  where p >= 0,  mean of {p_i < 0}  elsewhere
 
-    The remainder sums to zero over each column, and over the elements of each sign in it. A tensor is taken as the
-    matrix of all but its last axis by its last axis: a column holds the weights of one output unit. Owners sum whole
+    The remainder sums to zero over each column, and over the elements of each sign in a column. A tensor becomes a
+    matrix of all but its last axis by its last axis: a column contains the weights of one output unit. Owners sum whole
     columns.
 
     Args:
@@ -87,7 +87,7 @@ class NativeOneBitQuantiser:
         return message, kernels.shaped(remainder, term.shape), kernels.shaped(finite, ())
 
     def clear(self, tensor: tf.Tensor, message: Message) -> tf.Tensor:
-        """Return the tensor as it is: elements are sent exactly only by chance."""
+        """Return the tensor unchanged: elements are sent exactly only by chance."""
         return tensor
 
     def mean(self, message: Message, part_shape: Shape) -> tf.Tensor:
@@ -101,8 +101,8 @@ class NativeOneBitQuantiser:
 
 
 def _mean(padded: tf.Tensor, count: tf.Tensor, rows: int) -> tf.Tensor:
-    """Return the mean over `count` of the rows, the others being zeros; 0 where the count is 0."""
-    # Scaled before the sum, which could leave float32's range. XLA fuses the sum of eighths with the operations before
-    # it, but not a sum along a whole axis.
+    """Return the mean over `count` rows, if the other rows are zeros; 0 where the count is 0."""
+    # The rows are scaled before the sum, which could exceed float32's range. XLA fuses the sum of eighths with the
+    # operations before it, but not a sum along a whole axis.
     eighth = tf.add_n([run * (1.0 / rows) for run in tf.split(padded, 8, 1)])
     return tf.reduce_sum(eighth, 1, keepdims=True) * (rows / tf.maximum(count, 1.0))

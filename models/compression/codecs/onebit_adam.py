@@ -1,4 +1,4 @@
-"""1-bit Adam: the exchange's half of a pair; the other half is `models.optimizers.onebit_adam`."""
+"""1-bit Adam: the codec of a pair; its optimizer is `models.optimizers.onebit_adam`."""
 
 from typing import Literal
 
@@ -12,8 +12,7 @@ def onebit_adam(*, beta_1: float, scale: Literal["mean", "norm"]) -> Codec:
     """Exchange Adam's first moment in one bit per element, instead of the gradient.
 
     While the exchange warms up, the result is the mean gradient and the optimizer is Adam. Afterwards the result is the
-    first moment, and the optimizer divides it by a second moment that it has frozen. Tensors that travel dense are
-    averaged exactly.
+    first moment, and the optimizer divides it by its frozen second moment. Dense tensors are averaged exactly.
 
     Args:
         beta_1: The same as the optimizer's, in [0, 1).
@@ -23,8 +22,8 @@ def onebit_adam(*, beta_1: float, scale: Literal["mean", "norm"]) -> Codec:
         ValueError: a beta out of range.
 
     Source: Tang et al. 2021, "1-bit Adam", algorithm 1.
-    Differs: the scale "mean" leaves less out at a step than DeepSpeed's; error feedback sends the rest later with
-    both. One scale for each rank's part of a tensor.
+    Differs: the scale "mean" leaves a smaller residual per step than DeepSpeed's; with both, error feedback sends the
+    residual later. Each rank's part of a tensor has its own scale.
     """
     if not 0 <= beta_1 < 1:
         raise ValueError(f"beta_1 must be in [0, 1), got {beta_1}")

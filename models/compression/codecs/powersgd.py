@@ -1,4 +1,4 @@
-"""PowerSGD: gradients as products of two thin matrices, which improve from step to step."""
+"""PowerSGD: gradients as products of two thin matrices that improve from step to step."""
 
 import math
 from collections.abc import Sequence
@@ -12,26 +12,26 @@ from models.compression.codec import CollectiveName, Context, Memory, Message, S
 from models.compression.schemes.linear import LinearCodec
 from models.compression.schemes.piecewise import PiecewiseConstant
 
-# A column that becomes shorter than this in orthogonalisation was a combination of the others, up to rounding.
+# A column that orthogonalisation makes shorter than this was a combination of the others, up to rounding.
 _RELATIVE_ZERO = 1e-5
 
 
 class PowerSGD(LinearCodec):
-    """Does one step of subspace iteration from the last step's result, with a residual.
+    """Runs one step of subspace iteration from the previous step's result, with a residual.
 
         M = g + residual                               (rows, columns) = (all but the last axis, the last)
         P = orthonormal columns of (sum over ranks of M Q)
         Q_own = M^T P;  residual = M - P Q_own^T
         Q = mean over ranks of Q_own;  mean of gradients ~ P Q^T
 
-    Both sums are linear in M, so N ranks compute what one rank would on the mean of M. The result is exact where the
-    rank of the mean of M is at most `rank`: P then spans its columns after one product.
+    Both sums are linear in M, so N ranks compute the same as one rank on the mean of M. The result is exact if the rank
+    of the mean of M is at most `rank`: P then spans the mean's columns after one product.
 
     Args:
         rank: Number of columns of P and Q, at least 1.
         rank_schedule: Pairs `(before_step, rank)` for the first steps.
-        min_compression: A tensor that its factors make smaller by less than this factor travels dense.
-        warm_start: Whether to start from the last Q; otherwise from a random one at every step.
+        min_compression: A tensor that its factors compress by less than this factor is sent dense.
+        warm_start: Whether to start from the previous Q; otherwise every step starts from a random Q.
         error_feedback: Whether what was not sent is added to the next gradient. Without it training is biased: only
             for comparison.
 
@@ -41,7 +41,7 @@ class PowerSGD(LinearCodec):
     Source: Vogels et al. 2019, algorithms 1 and 2.
     Differs: each rank's residual is that of its own projection, as in the authors' later library. With the common
     projection, the residuals of ranks with different data drift apart without bound. A column of Q that becomes zero
-    keeps its old value; otherwise a tensor whose gradient was zero once would stay zero for ever.
+    keeps its old value; otherwise a tensor with one zero gradient would stay zero forever.
     """
 
     name = "powersgd"
@@ -72,12 +72,12 @@ class PowerSGD(LinearCodec):
         self.checks_finite = operations is not None
 
     def accepts(self, shape: Shape) -> bool:
-        """Whether P and Q together are smaller by the factor `min_compression`."""
+        """Return whether P and Q together are smaller by the factor `min_compression`."""
         rows, columns = _matrix(shape)
         return self.largest * (rows + columns) * self.min_compression <= rows * columns
 
     def state_specs(self, shape: Shape, size: int, *, dense: bool) -> dict[str, StateSpec]:
-        """The state is Q and the residual."""
+        """Return the state: Q and the residual."""
         if dense:
             return {}
         specs = {"q": StateSpec((_matrix(shape)[1], self.largest), "shared", normal)} if self.warm_start else {}
@@ -86,7 +86,7 @@ class PowerSGD(LinearCodec):
     def phase(self, number: int, value: tf.Tensor, memory: Memory, context: Context) -> tuple[Message, Memory]:
         """Compute the products for P; those for Q; the product of both."""
         rows, columns = _matrix(context.shape)
-        # A smaller rank takes the first columns of the largest rank's factors.
+        # A smaller rank uses the first columns of the largest rank's factors.
         rank = self.ranks.pick(context.step, [int(value) for value in self.ranks.values])
         match number:
             case 0:
@@ -121,7 +121,7 @@ class _TensorflowProducts:
     def project(
         self, gradient: tf.Tensor, residual: tf.Tensor | None, scale: tf.Tensor, factor: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, Memory]:
-        """Return M, `(rows, columns)`; its product with a factor `(columns, rank)`; and "finite" if it was checked."""
+        """Return M, `(rows, columns)`; its product with a factor `(columns, rank)`; and "finite" if M was checked."""
         corrected = gradient if residual is None else gradient + scale * residual
         matrix = tf.reshape(corrected, (-1, factor.shape[0]))
         return matrix, tf.matmul(matrix, factor), {}
@@ -138,7 +138,7 @@ class _TensorflowProducts:
         """Return the product of `left` and the transposed `right`."""
         if left.shape[1] is None:
             return tf.matmul(left, right, transpose_b=True)
-        # Written as outer products, which XLA fuses with the operations on the result into one pass over memory.
+        # XLA fuses outer products with the operations on the result into one pass over memory.
         rows = tf.unstack(tf.transpose(right))
         return tf.add_n([column[:, None] * row for column, row in zip(tf.unstack(left, axis=1), rows, strict=True)])
 
@@ -178,7 +178,7 @@ def orthonormal(matrix: tf.Tensor) -> tf.Tensor:
             column -= tf.matmul(basis, tf.matmul(basis, column, transpose_a=True))
         return index + 1, basis + _unit(column, _RELATIVE_ZERO) * tf.one_hot(index, columns)
 
-    # A loop: unrolled over the columns, for every tensor of a model, XLA would compile for a minute.
+    # This is a loop: unrolled over the columns of every tensor of a model, XLA would compile for a minute.
     _, basis = tf.while_loop(lambda index, _: index < columns, advance, (0, tf.zeros_like(scaled)))
     return basis
 

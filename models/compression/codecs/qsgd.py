@@ -29,10 +29,10 @@ def qsgd(
 
     E Q(p) = p. With the Euclidean norm of n elements, E|Q(p) - p|^2 <= min(n / s^2, sqrt(n) / s) |p|^2. Every rank,
     tensor and step draws its own random numbers, so that the error of the ranks' roundings falls with the number of
-    ranks. The owner of each part rounds the mean once more, and that error does not fall, unless `owner_bits` is 32.
+    ranks. The owner of each part rounds the mean again, and this error does not fall, unless `owner_bits` is 32.
 
-    E|result - g|^2 / |g|^2 for a normal gradient of 65,536 elements, the same on all N ranks, with 4 bits, buckets of
-    512 and their maximum norm; the payload is in bits per element (tests/benchmarks/RESULTS.md):
+    E|result - g|^2 / |g|^2 for a normal gradient of 65,536 elements, the same on all N ranks. It is for 4 bits, buckets
+    of 512 and their maximum norm; the payload is in bits per element (tests/benchmarks/RESULTS.md):
 
         owner_bits   payload     N = 1     N = 2     N = 8
         None (4)         4.1    0.0369    0.0369    0.0369
@@ -43,10 +43,10 @@ def qsgd(
         bits: Bits per element, 2 to 8.
         bucket_size: Number of elements that share a norm; a multiple of 8.
         norm: "l2" is the theorem's norm; "max" has a smaller error where a bucket has more than s^2 elements.
-        owner_bits: Bits per element in which an owner sends the mean, 2 to 8; 32 for the mean as it is, in float32;
-            None for as many as `bits`.
-        error_feedback: Whether what the rounding lost is added to the next gradient. Not in the source. It only helps
-            where the error is smaller than the gradient, so not with few levels of a Euclidean norm.
+        owner_bits: Bits per element in which an owner sends the mean, 2 to 8; 32: the exact mean in float32; None: the
+            same as `bits`.
+        error_feedback: Whether the rounding error is added to the next gradient, which the source does not do. It only
+            helps if the error is smaller than the gradient, so not with few levels of a Euclidean norm.
 
     Raises:
         ValueError: bits or bucket size out of range.
@@ -91,14 +91,14 @@ class StochasticQuantiser:
         bucket = self._bucket(elements)
         buckets = tf.reshape(parts, (count, elements // bucket, bucket))
         norm = self._norm(buckets)
-        # Divided before it is scaled: s / norm would leave float32's range for a tiny norm.
+        # The division comes before the scaling: s / norm would exceed float32's range for a tiny norm.
         levels = tf.floor(
             tf.math.divide_no_nan(tf.abs(buckets), norm) * float(self.levels) + uniform(tuple(buckets.shape), key)
         )
         # Rounding errors may give |p| / norm slightly above 1 where one element is the whole norm.
         levels = tf.minimum(levels, float(self.levels)) * tf.where(buckets < 0, -1.0, 1.0)
         codes = tf.cast(tf.cast(levels + float(self.levels), tf.int32), tf.uint8)
-        # Packed within each bucket: with runs across buckets XLA would use no vector instructions.
+        # Levels are packed within each bucket: with runs across buckets XLA would use no vector instructions.
         return (pack(codes, self.bits, 2), norm), parts - tf.reshape(levels * (norm / self.levels), (count, elements))
 
     def decode(self, message: Message, part_shape: Shape) -> tf.Tensor:

@@ -15,7 +15,7 @@ class RandomK(LinearCodec):
     """Sends `density * n` elements: one at random from each of as many runs of the flattened tensor, 4 bytes each.
 
     Every rank draws the same places from a shared key, so that no place needs to be sent. With error feedback the
-    elements are sent as they are. Without it they are scaled by the length of their run, and the result is unbiased.
+    elements are sent unchanged. Without it they are scaled by the length of their run, and the result is unbiased.
 
     Args:
         density: Part of all elements that is sent, in (0, 1].
@@ -40,7 +40,7 @@ class RandomK(LinearCodec):
         self.compiled = self.density.constant
 
     def state_specs(self, shape: Shape, size: int, *, dense: bool) -> dict[str, StateSpec]:
-        """The residual is the state."""
+        """Return the state: the residual."""
         return {"residual": StateSpec(shape, "worker")} if self.error_feedback and not dense else {}
 
     def phase(self, number: int, value: tf.Tensor, memory: Memory, context: Context) -> tuple[Message, Memory]:

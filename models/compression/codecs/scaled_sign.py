@@ -13,7 +13,7 @@ from models.compression.schemes.stripes import FlatLayout
 
 
 def scaled_sign(*, error_feedback: bool) -> Codec:
-    """Q(p) = mean(|p|) * sign(p), where the sign of 0 is +.
+    """Send Q(p) = mean(|p|) * sign(p), where the sign of 0 is +.
 
     |p - Q(p)|^2 = (1 - delta) |p|^2 with delta = |p|_1^2 / (n |p|_2^2).
 
@@ -60,7 +60,7 @@ class ScaledSignQuantiser:
 
 
 def _mean_magnitude(parts: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    # Scaled before the sum, which could leave float32's range. The sum of 8 runs is a vector operation, unlike a sum
-    # along the axis.
+    # Elements are scaled before the sum, which could exceed float32's range. The sum of 8 runs is a vector operation,
+    # unlike a sum along the axis.
     eighth = tf.add_n([tf.abs(run) * (1.0 / count) for run in tf.split(parts, 8, 1)])
     return tf.reduce_sum(eighth, 1, keepdims=True)

@@ -12,7 +12,7 @@ from models.compression.schemes.stripes import FlatLayout
 
 
 def threshold(*, tau: float) -> Codec:
-    """Send tau for a residual of tau or more, -tau for one of -tau or less: 4 bytes per sent element.
+    """Send tau for a residual of tau or more, and -tau for -tau or less: 4 bytes per sent element.
 
         r = r + g;  send tau * sign(r_i) where |r_i| >= tau;  r = r - what was sent
 
@@ -62,6 +62,6 @@ class ThresholdQuantiser:
 
 @fused
 def _subtract_sent(parts: tf.Tensor, tau: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return a mask of the sent elements, and the remainder of all."""
+    """Return a mask of the sent elements, and the remainder of all elements."""
     reached = tf.abs(parts) >= tau
     return reached, parts - tf.where(reached, tf.where(parts > 0, tau, -tau), 0.0)

@@ -27,9 +27,9 @@ def topk(
     Args:
         density: Part of all elements that each rank sends, in (0, 1].
         density_schedule: Pairs `(before_step, density)` for the first steps.
-        owner_factor: An owner sends this many times as many elements of the sum as a rank sends of its part. The sum
-            of N ranks has up to N times as many: with a factor of 2, everything that two ranks send reaches all ranks
-            at once.
+        owner_factor: Number of elements of the sum that an owner sends, in units of a rank's number for its part. The
+            sum of N ranks has up to N times as many: with a factor of 2, everything that two ranks send reaches all
+            ranks at once.
         error_feedback: Whether what was not sent is added to the next gradient. Without it most elements never train:
             only for comparison.
 
@@ -38,7 +38,7 @@ def topk(
 
     Source: Aji and Heafield 2017, "Sparse communication for distributed gradient descent".
     Differs: local thresholds, one for each rank's part of a tensor; exact instead of estimated from a sample; values
-    are sent as they are, not quantised.
+    are sent exactly, not quantised.
     """
     densities = density_by_step(density, density_schedule)
     return ScatterGather(
@@ -51,7 +51,7 @@ def topk(
 
 
 def owner_sparsifier(density: PiecewiseConstant, owner_factor: float) -> "TopKSparsifier":
-    """Return what owners encode their sums with: `owner_factor` times as many elements as a rank sends.
+    """Return the owners' compressor of sums, which sends `owner_factor` times as many elements as a rank's.
 
     Raises:
         ValueError: a factor below 1.

@@ -1,4 +1,4 @@
-"""Which gradients travel together."""
+"""The buckets of gradients that are sent together."""
 
 import math
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ def make_buckets(indexes: Sequence[int], elements: Sequence[int], bucket_mib: fl
     Args:
         indexes: Positions of the gradients to put into buckets, rising.
         elements: Number of elements of every gradient, by position.
-        bucket_mib: Largest size of a bucket, in MiB of float32; a larger gradient is a bucket of its own. None puts all
-            gradients into one bucket.
+        bucket_mib: Largest size of a bucket, in MiB of float32; a larger gradient is a separate bucket. None: one
+            bucket has all gradients.
     """
     buckets: list[list[int]] = []
     filled = math.inf

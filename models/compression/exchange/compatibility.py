@@ -1,4 +1,4 @@
-"""What an exchange can take: gradients for every variable, and which optimizers can follow which codec."""
+"""Checks of an exchange: a gradient for every variable, and an optimizer that fits the codec."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ def check_optimizer(codec: Codec, optimizer: keras.optimizers.Optimizer, *, warm
         warmup_steps: Number of first steps in which the exchange sends everything dense.
 
     Raises:
-        ValueError: the two do not fit; the message says why.
+        ValueError: codec and optimizer do not fit; the message says why.
     """
     kind = type(optimizer).__name__
     momentum = getattr(optimizer, "momentum", 0.0)
@@ -43,10 +43,10 @@ def check_optimizer(codec: Codec, optimizer: keras.optimizers.Optimizer, *, warm
 
 
 def check_present(gradients: Sequence[tf.Tensor | None]) -> None:
-    """Refuse gradients that are missing.
+    """Refuse missing gradients.
 
     Raises:
-        ValueError: a gradient is None; the message has the positions of all that are.
+        ValueError: a gradient is None; the message has the positions of all such gradients.
     """
     missing = [index for index, gradient in enumerate(gradients) if gradient is None]
     if missing:

@@ -1,4 +1,4 @@
-"""Averages gradients over ranks by means of a codec, its state and a collective."""
+"""Averaging of gradients over ranks with a codec, its state and a collective."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -29,21 +29,21 @@ METRICS = (
 
 
 class GradientExchange:
-    """Averages gradients over the ranks of a collective, sent as the messages of a codec.
+    """Averages gradients over the ranks of a collective; the gradients are sent as messages of a codec.
 
-    Tensors of rank 0 or 1, small ones and those that the codec does not accept travel dense, in float32. They are few
-    bytes, and gains and biases are the most sensitive. Dense and compressed tensors form buckets from the last layer to
-    the first, so that a bucket can travel while the backward pass still computes earlier layers.
+    Tensors of rank 0 or 1, small tensors and those that the codec does not accept are sent dense, in float32. They have
+    few bytes, and gains and biases are the most sensitive. Dense and compressed tensors form buckets from the last
+    layer to the first. A bucket can thus be sent while the backward pass still computes earlier layers.
 
     Args:
         codec: One of `models.compression.codecs.table`.
         collective: The operations of all ranks together.
-        dense_below: Tensors with fewer elements travel dense.
-        bucket_mib: Largest size of a bucket, in MiB of float32; a larger gradient is a bucket of its own. None puts all
-            gradients into one bucket.
-        warmup_steps: Number of first steps in which everything travels dense.
-        rescale_residual: Whether residuals are multiplied by the old learning rate over the new one when it changes.
-            Updates that were left out then keep their size. Needs the learning rate in `exchange`.
+        dense_below: Tensors with fewer elements are sent dense.
+        bucket_mib: Largest size of a bucket, in MiB of float32; a larger gradient is a separate bucket. None: one
+            bucket has all gradients.
+        warmup_steps: Number of first steps in which everything is sent dense.
+        rescale_residual: Whether a change of the learning rate multiplies residuals by the old rate over the new one.
+            Updates that were left out then keep their size. `exchange` then needs the learning rate.
         seed: Seed of all random numbers.
         jit_compile: Whether XLA compiles encoding and decoding, where the codec allows it.
 
@@ -79,13 +79,13 @@ class GradientExchange:
         self.all_finite = tf.function(all_finite, jit_compile=True, autograph=False) if jit_compile else all_finite
         self.state: list[StateVariable] = []
         self.marks: Marks | None = None
-        """Where the times of each bucket are noted, as the phases `encode`, `wire` and `decode`; None: nowhere. It is
-        set before the graph of a step is made."""
+        """Recorder of the times of each bucket, as the phases `encode`, `wire` and `decode`; None: no record. It is set
+        before the graph of a step is made."""
         self._built_for: list[Shape] | None = None
         self._measure: Callable[[], tf.Tensor] | None = None
 
     def build(self, tensors: Sequence[Any]) -> None:
-        """Create the state for gradients of these shapes; otherwise the first `exchange` does it.
+        """Create the state for gradients of these shapes; otherwise the first `exchange` creates it.
 
         Args:
             tensors: One per gradient, in order: tensors, or variables, whose paths name the state.
@@ -113,9 +113,9 @@ class GradientExchange:
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """All variables that a checkpoint must hold per rank; model, codec and number of ranks decide their order.
+        """All variables that a checkpoint must contain per rank; model, codec and number of ranks decide their order.
 
-        When the number of ranks changes, see `models.compression.exchange.resize`.
+        `models.compression.exchange.resize` handles a change of the number of ranks.
         """
         return [*self.clock.values(), *[entry.variable for entry in self.state]]
 
@@ -126,13 +126,14 @@ class GradientExchange:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def exchange(self, gradients: Sequence[tf.Tensor], learning_rate: Any = None) -> list[tf.Tensor]:
-        """Return the means over ranks, in the order, with the shapes and dtypes of `gradients`.
+        """Return the means over ranks, with the order, shapes and dtypes of `gradients`.
 
         Raises:
             ValueError: a gradient that is None, or shapes that differ from those of the last call.
             tf.errors.InvalidArgumentError: a gradient that is not finite, on this rank; the message says
-                `GRADIENTS_NOT_FINITE` and names rank and tensor. Or a mean that is not, though all gradients are: a
-                number outgrew the codec's range. All ranks raise it together, and the message says `MEANS_NOT_FINITE`.
+            `GRADIENTS_NOT_FINITE` and names rank and tensor. Or a mean that is not finite, although all gradients are,
+            because a number exceeded the codec's range. All ranks raise this together, and the message says
+            `MEANS_NOT_FINITE`.
         """
         check_present(gradients)
         self.build(gradients)
@@ -149,22 +150,22 @@ class GradientExchange:
             )
         else:
             means = self._exchange_compressed(values, scale, rate)
-        # Every rank has the same means, so each one finds out by itself.
+        # Every rank has the same means, so each rank can check them by itself.
         means = check_means(means, self.names, self.codec.name, self._step.read_value())
         self._step.assign_add(1)
         return [tf.cast(mean, gradient.dtype) for mean, gradient in zip(means, gradients, strict=True)]
 
     def begin_figures(self, payload_bytes: int) -> None:
-        """Begin the figures of an exchange that another class makes; it adds its times by `count`."""
+        """Begin the figures of an exchange by another class, which adds its times with `count`."""
         self._seconds.assign(tf.zeros(3, tf.float64))
         self._payload_bytes.assign(payload_bytes)
 
     def add_payload(self, payload_bytes: int) -> None:
-        """Add what travels later in the step."""
+        """Add the bytes that are sent later in the step."""
         self._payload_bytes.assign_add(payload_bytes)
 
     def take_figures(self, other: "GradientExchange | None") -> None:
-        """Let `metrics` say what another exchange of the same tensors did in this step; None: nothing travelled."""
+        """Make `metrics` report the figures of `other`, for the same tensors; None: nothing was sent in this step."""
         payload, seconds = (0, tf.zeros(3, tf.float64)) if other is None else (other._payload_bytes, other._seconds)
         self._payload_bytes.assign(payload)
         self._seconds.assign(seconds)
@@ -177,7 +178,7 @@ class GradientExchange:
             compression_ratio: Bytes of the gradients in float32 over `payload_bytes`; NaN if nothing was sent.
             residual_norm: Euclidean norm over all residuals of this rank; 0 for codecs without residuals.
             encode_seconds, collective_seconds, decode_seconds: Sums over buckets. They are meaningful on a CPU, where
-                operations run when they are called. Buckets that travel at the same time are counted separately.
+                operations run when they are called. Buckets that are sent at the same time are counted separately.
         """
         return dict(zip(METRICS, self.measure().numpy().tolist(), strict=True))
 
@@ -199,8 +200,8 @@ class GradientExchange:
     def payload_bytes(self, gradients: Sequence[Any]) -> int:
         """Return the payload of one exchange after the warm-up, in bytes; see `metrics`.
 
-        Only shapes are read, so tensors, variables and `tf.TensorSpec` are accepted. For codecs whose messages depend
-        on the data it is the payload of the last exchange.
+        Only shapes are read, so tensors, variables and `tf.TensorSpec` are accepted. If a codec's messages depend on
+        the data, the result is the payload of the last exchange.
 
         Raises:
             ValueError: a gradient that is None.
@@ -237,13 +238,15 @@ class GradientExchange:
         return make_buckets(indexes, [math.prod(shape) for shape in self._built_for], self.bucket_mib)
 
     def _make_dense_buckets(self, indexes: Sequence[int]) -> list[list[int]]:
-        # In their own order within a bucket: one bucket of all then equals Horovod's grouped allreduce in every digit.
+        # Gradients keep their order within a bucket: a single bucket then equals Horovod's grouped allreduce in every
+        # digit.
         return [sorted(bucket) for bucket in self._make_buckets(indexes)]
 
     def _clip(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         if self.codec.local_clip_norm is None:
             return gradients
-        # As `tf.clip_by_global_norm`, but where the norm is not finite: NaN in every tensor would hide whose it was.
+        # Like `tf.clip_by_global_norm`, but a norm that is not finite changes nothing: NaN in all tensors would hide
+        # its origin.
         limit, norm = self.codec.local_clip_norm / math.sqrt(self.collective.size), tf.linalg.global_norm(gradients)
         factor = tf.where(tf.math.is_finite(norm), limit * tf.minimum(1.0 / norm, 1.0 / limit), 1.0)
         return [gradient * factor for gradient in gradients]
@@ -251,7 +254,7 @@ class GradientExchange:
     def _residual_scale(self, rate: tf.Tensor | None) -> tf.Tensor:
         if rate is None or not self.rescale_residual:
             return tf.constant(1.0)
-        # The first step has no earlier rate, and a rate of 0 moved nothing.
+        # The first step has no earlier rate, and a rate of 0 changed nothing.
         return tf.where((self._learning_rate > 0) & (rate > 0), self._learning_rate / rate, 1.0)
 
     def _exchange_all_dense(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -268,12 +271,12 @@ class GradientExchange:
             values, sent = self._exchange_bucket(bucket, gradients, scale)
             payload += sent
             means |= dict(zip(self._buckets[bucket], values, strict=True))
-        # Next to compressed tensors, gains and biases travel as one tensor: for a ResNet-50's hundred of them, Horovod
-        # would send their names to all ranks, 5 KB per step. If everything is dense they stay separate: joining would
-        # copy the network, and every digit must be that of Horovod's own allreduce.
+        # With compressed tensors, gains and biases are sent as one tensor: for a hundred of them in a ResNet-50,
+        # Horovod would send their names to all ranks, 5 KB per step. If everything is dense they stay separate: joining
+        # would copy the network, and every digit must equal that of Horovod's own allreduce.
         dense, sent = self._exchange_dense(self._dense_buckets, gradients, joined=bool(self._buckets))
         self._payload_bytes.assign(payload + sent)
-        if rate is not None:  # that of the residuals, which a dense exchange leaves as they are
+        if rate is not None:  # the rate of the residuals, which a dense exchange does not change
             self._learning_rate.assign(rate)
         means |= dense
         return [means[index] for index in range(len(gradients))]
@@ -313,7 +316,7 @@ class GradientExchange:
         payload = tf.constant(0, tf.int64)
         ready = now(values)
         for number in range(len(self.codec.collectives) + 1):
-            # Each part starts with its clock: operations that are not compiled would start with their first input.
+            # Each part starts with its clock: uncompiled operations would start with their first input.
             with tf.control_dependencies([ready]):
                 step = self._step.read_value()
                 values = tf.nest.map_structure(tf.identity, values, expand_composites=True)
@@ -349,7 +352,7 @@ class GradientExchange:
                     messages.append(message)
                     if "finite" in after:
                         checked.append(after.pop("finite"))
-                    # Code compiled by XLA would copy tensors that it only passes on: None stands for no change.
+                    # XLA's code would copy tensors that it only passes on: None stands for no change.
                     changes.append({name: None if new is memory.get(name) else new for name, new in after.items()})
                 return messages, changes, tf.stack(checked) if finite is None and checked else finite
 
@@ -387,13 +390,13 @@ class GradientExchange:
                 self._memories[index][name].assign(value)
 
     def check_own(self, finite: tf.Tensor, indexes: Sequence[int]) -> tf.Tensor:
-        """Return `finite` if the gradients of these positions are; else this rank raises, see `exchange`."""
+        """Return `finite` if the gradients at these positions are finite; else raise on this rank, see `exchange`."""
         names = [self.names[index] for index in indexes]
         text = f"rank {self.collective.rank}: {GRADIENTS_NOT_FINITE}, from optimizer step"
         return check_finite(finite, names, text, self._step.read_value())
 
     def count(self, part: int, start: tf.Tensor, end: tf.Tensor, name: str, indexes: Sequence[int]) -> None:
-        """Add the time of one part (0 encode, 1 wire, 2 decode) of the gradients of these positions to the figures."""
+        """Add the time of one part (0 encode, 1 wire, 2 decode) for the gradients at these positions to the figures."""
         self._seconds.assign_add(tf.one_hot(part, 3, dtype=tf.float64) * (end - start))
         if self.marks is not None:
             self.marks.add(_PARTS[part], name, start, end, [self.names[index] for index in indexes])

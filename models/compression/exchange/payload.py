@@ -1,4 +1,4 @@
-"""Counts the bytes that a codec sends, without sending any."""
+"""The number of bytes that a codec sends, counted without sending."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from models.compression.exchange.wire import Collective, transfer
 def traced_payload(codec: Codec, shape: Shape, collective: Collective) -> int | None:
     """Return the payload of one tensor in bytes, see `wire.transfer`; None if it depends on the data.
 
-    It is that of a step after all schedules of the codec.
+    The payload is that of a step after all schedules of the codec.
     """
     counting = _Counting(collective.rank, collective.size)
     state = codec.state_specs(shape, collective.size, dense=False)

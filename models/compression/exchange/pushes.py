@@ -1,4 +1,4 @@
-"""What a worker pushes to a parameter server: each gradient as the first message of a codec, or in float32."""
+"""The pushes of a worker to a parameter server: each gradient as the first message of a codec, or in float32."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,15 +18,16 @@ _FLOAT = np.dtype(np.float32)
 
 
 class PushCodec:
-    """Encodes a worker's gradients, and decodes those of any worker; every rank has the same one.
+    """Encodes a worker's gradients, and decodes gradients of any worker; every rank has the same object.
 
         worker:  p = g + residual;  push Q(p);  residual = p - Q(p)
         shard:   decode Q(p), and apply it at once: there is no second stage, as a shard does not sum for others
 
-    Everything that was pushed and the residual sum to all gradients. Tensors that are small, or of rank 0 or 1, travel
-    in float32, as in `GradientExchange`.
+    All pushes and the residual sum to all gradients. Tensors that are small, or of rank 0 or 1, are sent in float32, as
+    in `GradientExchange`.
 
-    In bytes, a tensor is its float32 elements, or, for each array of its message, the length in 4 bytes and the array.
+    The bytes of a tensor are its float32 elements, or, for each array of its message, the length in 4 bytes and the
+    array.
     """
 
     def __init__(
@@ -36,10 +37,10 @@ class PushCodec:
 
         Args:
             codec: The codec without collectives, or one of two rounds whose messages are arrays.
-            names: One for each tensor, for the state and for errors.
-            shapes: One for each tensor.
+            names: Names of the tensors, for the state and for errors.
+            shapes: Shapes of the tensors.
             rank: This worker.
-            dense_below: Tensors with fewer elements travel in float32.
+            dense_below: Tensors with fewer elements are sent in float32.
             seed: Seed of all random numbers.
 
         Raises:
@@ -62,32 +63,32 @@ class PushCodec:
 
     @property
     def state(self) -> list[keras.Variable]:
-        """What this worker has left to push, and the learning rate whose unit it has; none without residuals."""
+        """This worker's residuals, and the learning rate of their unit; empty without residuals."""
         residuals = [variable for memory in self._memories for variable in memory.values()]
         return [*residuals, self._rate] if residuals else []
 
     def residual_norm(self) -> tf.Tensor:
-        """Return the norm of all that is left to push; part of a graph."""
+        """Return the norm of all residuals; part of a graph."""
         residuals = [variable.value for memory in self._memories for variable in memory.values()]
         return tf.linalg.global_norm(residuals) if residuals else tf.constant(0.0)
 
     def largest_bytes(self, indexes: Sequence[int]) -> int:
-        """Bytes of the largest push of these tensors, twice their float32: a message may have places beside values."""
+        """Return the largest bytes of a push of these tensors, twice their float32: values may have places."""
         return sum(8 * math.prod(self._shapes[index]) + 64 for index in indexes)
 
     def encode(
         self, gradients: Sequence[tf.Tensor], step: tf.Tensor, rate: tf.Tensor | None, *, dense: bool
     ) -> list[tuple[tf.Tensor, ...]]:
-        """Return the message of every tensor, once all are known to be finite; part of a graph.
+        """Return the message of every tensor, after a check that all are finite; part of a graph.
 
         Args:
             gradients: Float32.
             step: Pushes of this worker before this one, int32.
-            rate: Learning rate, where residuals change with it; None: they do not.
-            dense: Whether all tensors travel in float32.
+            rate: Learning rate, with which residuals change; None: they do not change.
+            dense: Whether all tensors are sent in float32.
 
         Raises:
-            tf.errors.InvalidArgumentError: A gradient is not finite; names rank, step and tensor.
+            tf.errors.InvalidArgumentError: A gradient is not finite; the message has rank, step and tensor.
         """
         text = f"rank {self._rank}: {GRADIENTS_NOT_FINITE}, from optimizer step"
         with tf.control_dependencies([check_finite(all_finite(gradients), self._names, text, step)]):
@@ -112,10 +113,10 @@ class PushCodec:
         return parts
 
     def unpack(self, indexes: Sequence[int], pushed: memoryview, *, dense: bool) -> list[NDArray[np.float32]]:
-        """Return the gradients of these tensors from what a worker packed, in memory of their own.
+        """Return the gradients of these tensors from a worker's packed bytes, in new memory.
 
         Raises:
-            ValueError: The bytes are of other tensors or of another codec.
+            ValueError: The bytes belong to other tensors or to another codec.
         """
         found, place = [], 0
         for index in indexes:
@@ -163,7 +164,7 @@ class PushCodec:
         return Context(self._shapes[index], self._rank, 1, step, self._seed, index, scale)
 
     def _format(self, index: int) -> list[tuple[np.dtype[Any], Shape]]:
-        """Types and shapes of the arrays of a tensor's message, with -1 for what depends on the step."""
+        """Return types and shapes of the arrays of a tensor's message, with -1 for lengths that depend on the step."""
         if index not in self._formats:
 
             def encode(value: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -195,7 +196,7 @@ def _bytes_of(array: NDArray[Any]) -> memoryview:
 
 
 def _with_free_length(shape: tf.TensorShape) -> Shape:
-    """One row, and the last axis as long as it comes: top-k sends as many elements as the step's density says."""
+    """Return one row with a last axis of any length: the step's density decides how many elements top-k sends."""
     return (*shape.as_list()[:-1], -1)
 
 

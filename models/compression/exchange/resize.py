@@ -1,4 +1,4 @@
-"""Saves the state of an exchange, and loads it on the same or another number of ranks."""
+"""Saving of an exchange's state, and loading on the same or another number of ranks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,15 +26,15 @@ def load_state(exchange: GradientExchange, saved: Sequence[Saved]) -> None:
         owner state:                        joined to the whole tensor, added to every rank's residual, then set to 0
         shared state, step, learning rate:  taken from old rank 0
 
-    The mean over ranks of the worker residuals plus the owners' residuals does not change: it is the sum of what all
-    exchanges so far left out.
+    The mean over ranks of the worker residuals plus the owners' residuals does not change: it is the sum of everything
+    that the exchanges left out.
 
     Args:
         exchange: The exchange, built.
-        saved: What `save_state` returned on the old ranks 0, 1, ...; each is read at most once.
+        saved: Results of `save_state` on the old ranks 0, 1, ...; each is read at most once.
 
     Raises:
-        ValueError: The names or shapes are of another model or codec.
+        ValueError: The names or shapes belong to another model or codec.
     """
     if len(saved) == exchange.collective.size:
         rank = exchange.collective.rank

@@ -1,4 +1,4 @@
-"""Gives every rank its part of the mean gradient, and every rank the whole of what all of them make of their parts."""
+"""The exchange of parts: every rank gets its part of the mean gradient, and later the updated parts of all ranks."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from models.compression.exchange.wire import ScatteringCollective
 
 
 def part_of(elements: int, rank: int, size: int) -> tuple[int, int]:
-    """Return where a rank's part of so many elements begins and ends; the first `elements % size` ranks get one more.
+    """Return where a rank's part of the elements begins and ends; the first `elements % size` ranks get one more.
 
     This is the division of Horovod's reducescatter.
     """
@@ -23,25 +23,24 @@ def part_of(elements: int, rank: int, size: int) -> tuple[int, int]:
 
 
 class ShardExchange:
-    """Averages gradients over the ranks, each of which gets and updates an N-th of them.
+    """Averages gradients over N ranks; each rank gets and updates an N-th of them.
 
         each bucket:   its gradients one after the other, cut into N parts of equal length (to one element)
         `exchange`:    part r of the mean goes to rank r       (reducescatter)
         `gather`:      all parts of the weights go to all ranks   (allgather)
 
-    A part begins and ends anywhere, so that a variable may be on several ranks, of which each one has a range of its
-    elements in row-major order; the range may be empty. Both operations together send the bytes of one allreduce.
+    A part may begin and end inside a variable. Each rank then has a range of the variable's elements in row-major
+    order; the range may be empty. Both operations together send the bytes of one allreduce.
 
-    Every rank sees only its part of the means. So the ranks tell each other, in a sum of 4 bytes a variable, whether
-    their parts are finite. No rank has that sum before every rank has all its parts: either all ranks begin an update,
-    or none.
+    Every rank sees only its part of the means. So a sum of 4 bytes per variable says whether the parts of all ranks are
+    finite. No rank has that sum before every rank has all its parts: either all ranks begin an update, or none.
     """
 
     def __init__(self, exchange: GradientExchange, collective: ScatteringCollective, variables: Sequence[Any]) -> None:
         """Divide the variables.
 
         Args:
-            exchange: The exchange of these ranks with the codec `none`, whose buckets, checks and figures are used.
+            exchange: The exchange of these ranks with the codec `none`, which provides buckets, checks and figures.
             collective: The operations of all ranks together.
             variables: The trainable variables of the model, in the order of the gradients.
 
@@ -57,7 +56,7 @@ class ShardExchange:
         buckets = make_buckets(range(len(variables)), self._elements, exchange.bucket_mib)
         self._buckets = [sorted(bucket) for bucket in buckets]
         self.ranges: list[tuple[int, int]] = [(0, 0)] * len(variables)
-        """The first element of each variable that this rank has, and the one after its last."""
+        """Start and stop of this rank's range of elements of each variable."""
         for bucket in self._buckets:
             start, stop = part_of(sum(self._elements[index] for index in bucket), collective.rank, collective.size)
             for index in bucket:
@@ -91,7 +90,7 @@ class ShardExchange:
         return self._checked([means[index] for index in range(len(means))])
 
     def _checked(self, means: list[tf.Tensor]) -> list[tf.Tensor]:
-        """The means, once those of all ranks are known to be finite."""
+        """Return the means, after a check that the means of all ranks are finite."""
         step = self._exchange.clock["step"]
         not_finite = tf.cast(tf.logical_not(means_finite(means)), tf.float32)
         (ranks,) = self._collective.allreduce([not_finite], "gradients_not_finite")
@@ -106,7 +105,7 @@ class ShardExchange:
         return sums
 
     def gather(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the whole tensors, in the shapes of the variables, from what `exchange` has given each rank to do.
+        """Return the whole tensors, in the shapes of the variables, from the ranges of all ranks.
 
         Args:
             parts: This rank's range of each variable, `(elements,)`.

@@ -1,4 +1,4 @@
-"""What an exchange keeps from one step to the next."""
+"""The state of an exchange between steps."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Sends the messages of a bucket's tensors together, in one operation."""
+"""The transfer of the messages of a bucket's tensors in one operation."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,11 +10,11 @@ from models.compression.codec import CollectiveName, Message
 
 
 class Collective(Protocol):
-    """The operations of all ranks together; every rank makes the same calls, matched by their names."""
+    """The collective operations; every rank makes the same calls, which are matched by their names."""
 
     @property
     def rank(self) -> int:
-        """This process, 0 to size - 1."""
+        """Rank of this process, 0 to size - 1."""
         ...
 
     @property
@@ -39,13 +39,13 @@ class Collective(Protocol):
 
 
 class ScatteringCollective(Collective, Protocol):
-    """A collective that can also give every rank its own part of a sum."""
+    """A collective that can also return to every rank its own part of a sum."""
 
     def reducescatter(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
         """Return this rank's part of the sum over ranks, of a tensor `(n,)`.
 
-        The parts are consecutive, in the order of the ranks, and as long as each other; where the ranks do not divide
-        n, the first n modulo N of them get one element more.
+        The parts are consecutive, in the order of the ranks, and equally long. If the number of ranks N does not divide
+        n, the first n modulo N ranks get one more element.
         """
         ...
 
@@ -56,7 +56,7 @@ def transfer(
     """Exchange the messages of several tensors, under a name that is the same on all ranks.
 
     Returns:
-        What came back for each tensor, and the payload: the bytes of an allreduce with the same cost. A rank sends
+        The received message of each tensor, and the payload: the bytes of an allreduce with the same cost. A rank sends
         2(N-1)/N times the payload. An alltoall of B bytes counts as B/2, an allgather of B bytes per rank as N * B/2.
     """
     if kind == "allreduce":
@@ -88,7 +88,7 @@ def _transfer_tensors(
 def _transfer_ragged(
     kind: CollectiveName, messages: Sequence[tf.RaggedTensor], collective: Collective, name: str
 ) -> tuple[list[Message], tf.Tensor]:
-    """Send each row after the lengths of its messages, in one operation: a second one would cost more than bytes."""
+    """Send each row after the lengths of its messages, in one operation: a second one costs more than the bytes."""
     tensors, size = len(messages), collective.size
     lengths = tf.stack([tf.cast(message.row_lengths(), tf.int32) for message in messages], 1)
     rows = tf.concat([tf.RaggedTensor.from_tensor(to_bytes(lengths)), *messages], 1)

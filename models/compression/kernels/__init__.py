@@ -1,4 +1,4 @@
-"""C++ operations for codecs on a CPU, built when the project is installed.
+"""C++ operations for codecs on a CPU, built during the installation.
 
 Without them the codecs use TensorFlow's operations. Messages and results are the same up to rounding. The C++
 operations give the same digits on every processor.
@@ -14,18 +14,18 @@ from models import compiled
 
 LIBRARY = compiled.Library(Path(__file__).parent).path
 CODECS = frozenset({"onebit", "topk", "dgc", "powersgd"})
-"""Those that have kernels."""
+"""Codecs with C++ operations."""
 is_disabled = False
-"""Whether codecs created from now on use TensorFlow's operations; see `disable`."""
+"""Whether new codecs use TensorFlow's operations; see `disable`."""
 
 
 def load() -> Any | None:
-    """Return the module of operations; None if the library is missing, does not load or is disabled, or with a GPU."""
+    """Return the module of operations; None: the library is missing, fails to load or is disabled, or with a GPU."""
     return None if is_disabled or tf.config.get_visible_devices("GPU") else _load()
 
 
 def disable() -> None:
-    """Make all codecs created from now on use TensorFlow's operations, so that every rank gets the same digits."""
+    """Make all new codecs use TensorFlow's operations, so that every rank gets the same digits."""
     global is_disabled
     is_disabled = True
 

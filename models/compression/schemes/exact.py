@@ -1,4 +1,4 @@
-"""What an owner may send in place of a second compression: its mean as it is."""
+"""Owners' messages without a second compression: the exact mean."""
 
 import tensorflow as tf
 
@@ -31,7 +31,7 @@ class ExactFloats:
 
 
 class ExactNonzeros:
-    """Sends the elements that are not 0: for the mean of sparse messages.
+    """Sends the elements that are not 0, for the mean of sparse messages.
 
     Args:
         layout: Layout of the ranks' compressor, with one axis.

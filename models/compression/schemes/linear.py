@@ -1,4 +1,4 @@
-"""What linear codecs share: their payloads are summed by an allreduce."""
+"""The base of linear codecs, whose payloads an allreduce sums."""
 
 import tensorflow as tf
 
@@ -13,13 +13,13 @@ class LinearCodec:
     local_clip_norm: float | None = None
 
     def accepts(self, shape: Shape) -> bool:
-        """Every shape is accepted."""
+        """Accept every shape."""
         return True
 
     def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
-        """Return the mean as it is."""
+        """Return the mean unchanged."""
         return mean, memory
 
     def join_parts(self, parts: tf.Tensor, shape: Shape) -> tf.Tensor:
-        """Never called: a linear codec has no owner state."""
+        """Raise an error: a linear codec has no owner state."""
         raise AssertionError(f"a linear codec has no owner state, got parts of shape {parts.shape}")

@@ -1,4 +1,4 @@
-"""Worker memories: what a rank keeps of its own gradients and adds to the following ones."""
+"""Worker memories: the parts of its own gradients that a rank keeps and adds to later gradients."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -11,18 +11,18 @@ Clear = Callable[[tf.Tensor], tf.Tensor]
 
 
 class WorkerMemory(Protocol):
-    """Corrects a gradient before it is encoded, and stores what the message left out."""
+    """Corrects a gradient before it is encoded, and stores the residual."""
 
     def state_specs(self, shape: Shape, *, dense: bool) -> dict[str, StateSpec]:
-        """Return the state of one tensor; `dense` if it never travels compressed."""
+        """Return the state of one tensor; `dense` if it is never sent compressed."""
         ...
 
     def advance(self, gradient: tf.Tensor, memory: Memory) -> tuple[tf.Tensor, Memory]:
-        """Return what is encoded in place of the gradient; the caller adds the state "residual" if there is one."""
+        """Return the tensor to encode for the gradient; the caller adds the state "residual" if there is one."""
         ...
 
     def keep(self, remainder: tf.Tensor, clear: Clear, memory: Memory) -> Memory:
-        """Store the remainder: what was encoded minus what the message decodes to.
+        """Store the remainder: the encoded tensor minus the decoded message.
 
         Args:
             remainder: A tensor with the shape of the gradient.
@@ -36,19 +36,19 @@ class WorkerMemory(Protocol):
         ...
 
     def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
-        """Return what replaces a mean that travelled dense; see `Codec.after_dense`."""
+        """Return the result for a mean that was sent dense; see `Codec.after_dense`."""
         ...
 
 
 class NoMemory:
-    """No state: what a message leaves out is lost. For unbiased codecs, and as a baseline without error feedback."""
+    """No state: everything that a message leaves out is lost. It is for unbiased codecs, and a baseline."""
 
     def state_specs(self, shape: Shape, *, dense: bool) -> dict[str, StateSpec]:
-        """There is no state."""
+        """Return no state."""
         return {}
 
     def advance(self, gradient: tf.Tensor, memory: Memory) -> tuple[tf.Tensor, Memory]:
-        """Return the gradient as it is."""
+        """Return the gradient unchanged."""
         return gradient, memory
 
     def keep(self, remainder: tf.Tensor, clear: Clear, memory: Memory) -> Memory:
@@ -60,23 +60,23 @@ class NoMemory:
         return memory
 
     def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
-        """Return the mean as it is."""
+        """Return the mean unchanged."""
         return mean, memory
 
 
 class ErrorFeedback(NoMemory):
-    """Adds what was not sent to the next gradient.
+    """Adds the residual, which was not sent, to the next gradient.
 
         p = g + residual;  send Q(p);  residual = p - Q(p)
 
-    Over any number of steps, everything that was sent and the last residual sum to all gradients.
+    Over any number of steps, all sent messages and the last residual sum to all gradients.
 
     Source: Seide et al. 2014, section 3.1; Karimireddy et al. 2019. The residual's change of unit with the learning
     rate: Zheng et al. 2019.
     """
 
     def state_specs(self, shape: Shape, *, dense: bool) -> dict[str, StateSpec]:
-        """The residual is the state."""
+        """Return the state: the residual."""
         return {} if dense else {"residual": StateSpec(shape, "worker")}
 
     def keep(self, remainder: tf.Tensor, clear: Clear, memory: Memory) -> Memory:
@@ -90,9 +90,9 @@ class MomentumCorrection(NoMemory):
         u = momentum * u + g;  v = v + u            (Nesterov: u = momentum * (u + g);  v = v + u + g)
         send Q(v);  v = v - Q(v);  where something was sent: u = 0    (masking)
 
-    Without masking, everything that was sent and v sum to what momentum SGD would have applied. With masking, the
-    momentum of an element stops when the element is sent. At high densities this erases most of the momentum: at
-    density 1 only the gradient remains.
+    Without masking, all sent messages and v sum to the updates of momentum SGD. With masking, the momentum of an
+    element stops when the element is sent. At high densities this erases most of the momentum: at density 1 only the
+    gradient remains.
 
     Source: Lin et al. 2018, sections 3.1 and 3.2; the Nesterov form is that of the authors' code.
     """
@@ -104,17 +104,17 @@ class MomentumCorrection(NoMemory):
         self.masking = masking
 
     def state_specs(self, shape: Shape, *, dense: bool) -> dict[str, StateSpec]:
-        """The state is u, and v as the residual."""
+        """Return the state: u, and v as the residual."""
         velocity = {"velocity": StateSpec(shape, "worker")}
         return velocity if dense else velocity | {"residual": StateSpec(shape, "worker")}
 
     def advance(self, gradient: tf.Tensor, memory: Memory) -> tuple[tf.Tensor, Memory]:
-        """Return what this gradient adds to v."""
+        """Return the tensor that this gradient adds to v."""
         step, velocity = self._step(gradient, memory["velocity"])
         return step, {**memory, "velocity": velocity}
 
     def keep(self, remainder: tf.Tensor, clear: Clear, memory: Memory) -> Memory:
-        """Store v without what was sent, and u without the elements that were sent."""
+        """Store v without the sent amounts, and u without the sent elements."""
         velocity = memory["velocity"]
         if self.masking:
             velocity = clear(velocity)
@@ -146,7 +146,7 @@ class SharedMomentum(ErrorFeedback):
         self.beta_1 = beta_1
 
     def state_specs(self, shape: Shape, *, dense: bool) -> dict[str, StateSpec]:
-        """The state is m and the residual."""
+        """Return the state: m and the residual."""
         return {"momentum": StateSpec(shape, "shared"), **super().state_specs(shape, dense=dense)}
 
     def advance(self, gradient: tf.Tensor, memory: Memory) -> tuple[tf.Tensor, Memory]:

@@ -28,13 +28,13 @@ class Compressor(Protocol):
         ...
 
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
-        """Return a message with one row per part, and the remainder: `parts` minus what the message decodes to.
+        """Return a message with one row per part, and the remainder: `parts` minus the decoded message.
 
         Args:
             parts: Float32 `(parts, *part_shape)`.
             real: Number of entries along the last axis that are not padding, int32 `(parts,)`.
             step: Number of exchanges before this one.
-            key: Differs between steps, tensors, ranks, and the two rounds of an exchange.
+            key: Random key, different for steps, tensors, ranks, and the two rounds of an exchange.
         """
         ...
 
@@ -44,7 +44,7 @@ class Compressor(Protocol):
 
 
 class NativeCompressor(Protocol):
-    """A compressor in C++: it corrects, cuts and joins tensors itself, in few passes over memory."""
+    """A compressor in C++ that corrects, cuts and joins tensors itself, in few passes over memory."""
 
     def encode(
         self, term: tf.Tensor, residual: tf.Tensor | None, scale: tf.Tensor, parts: int, step: tf.Tensor
@@ -65,7 +65,7 @@ class NativeCompressor(Protocol):
         ...
 
     def mean(self, message: Message, part_shape: Shape) -> tf.Tensor:
-        """Return the mean over ranks, of `part_shape`, of what the message's rows decode to, one row per rank."""
+        """Return the mean over ranks, of `part_shape`, of the message's decoded rows, one row per rank."""
         ...
 
     def decode(self, message: Message, shape: Shape) -> tf.Tensor:
@@ -80,14 +80,14 @@ class ScatterGather:
         owner of each part:  q = mean over ranks + owner's residual;  send Q(q) to all;  residual = q - Q(q)
         each rank:           join the parts
 
-    A rank sends (N-1)/N of a payload in each round. Both together are 2(N-1)/N, as in a ring allreduce, for any N.
-    Gathering the payloads of all ranks would cost N-1 payloads instead. Everything that came out, the mean over ranks
-    of their remainders, and the owners' residuals sum to the mean of all gradients.
+    A rank sends (N-1)/N of a payload in each round. Both rounds together are 2(N-1)/N, as in a ring allreduce, for any
+    N. Gathering the payloads of all ranks would cost N-1 payloads instead. All results, the mean over ranks of their
+    remainders, and the owners' residuals sum to the mean of all gradients.
 
     Args:
         name: Name in the table of codecs.
         compressor: Encodes each rank's gradient.
-        memory: Keeps what a rank's messages leave out.
+        memory: Keeps the residuals of a rank's messages.
         owner_compressor: Encodes each owner's mean, with the layout of the first; None takes the first.
         owner_feedback: Whether owners keep a residual.
         local_clip_norm: See `Codec`.
@@ -118,11 +118,11 @@ class ScatterGather:
         self.local_clip_norm = local_clip_norm
 
     def accepts(self, shape: Shape) -> bool:
-        """Every shape is accepted."""
+        """Accept every shape."""
         return True
 
     def state_specs(self, shape: Shape, size: int, *, dense: bool) -> dict[str, StateSpec]:
-        """The state is that of the memory, and the owner's residual."""
+        """Return the state: that of the memory, and the owner's residual."""
         specs = self.memory.state_specs(shape, dense=dense)
         if self.owner_feedback and not dense:
             specs["owner_residual"] = StateSpec(self.compressor.layout.part_shape(shape, size), "owner")
@@ -145,14 +145,14 @@ class ScatterGather:
                 return result, self.memory.finish(result, memory)
 
     def decode(self, message: Message, shape: Shape) -> tf.Tensor:
-        """Return what one rank encoded for a group of one, for a receiver that applies it without a second round."""
+        """Decode one rank's message for a group of one, which a receiver applies without a second round."""
         native, layout = self.compressor.native, self.compressor.layout
         if native is not None:
             return native.decode(message, shape)
         return layout.join(self.compressor.decode(message, layout.part_shape(shape, 1)), shape)
 
     def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
-        """Return what the memory returns."""
+        """Return the result of the memory."""
         return self.memory.after_dense(mean, memory, warming_up=warming_up)
 
     def join_parts(self, parts: tf.Tensor, shape: Shape) -> tf.Tensor:
@@ -185,7 +185,7 @@ class ScatterGather:
         mean = tf.reduce_sum(parts, 0, keepdims=True) * (1.0 / context.size)
         if residual is not None:
             mean += context.residual_scale * residual
-        # Not every code keeps zeros: without this, padding would enter scales and selections.
+        # Not every code keeps zeros: without this step, padding would affect scales and selections.
         mean = clear_padding(mean, real)
         message, remainder = self.owner_compressor.encode(
             mean, tf.constant(real), context.step, fold_in(context.rank_key, 1)

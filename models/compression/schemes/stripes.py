@@ -1,4 +1,4 @@
-"""How a tensor is cut into one part per rank; the part's owner sums it for all ranks."""
+"""The division of a tensor into one part per rank; the part's owner sums it for all ranks."""
 
 import math
 from typing import Protocol
@@ -24,7 +24,7 @@ class Layout(Protocol):
         ...
 
     def real(self, shape: Shape, size: int) -> list[int]:
-        """Return for each part how many entries along its last axis are not padding."""
+        """Return for each part the number of entries along its last axis that are not padding."""
         ...
 
 
@@ -32,7 +32,7 @@ class FlatLayout:
     """Cuts the flattened tensor into contiguous runs.
 
     Args:
-        multiple: The length of a part is a multiple of this; of 8 where a part would be shorter than this.
+        multiple: The length of a part is a multiple of this number, or of 8 if a part would be shorter than it.
     """
 
     def __init__(self, multiple: int = 8) -> None:
@@ -64,7 +64,7 @@ class FlatLayout:
 
 
 class ColumnLayout:
-    """Cuts the matrix `(all but the last axis, last axis)` between columns; a column holds an output unit's weights."""
+    """Cuts the matrix `(all but the last axis, last axis)` between columns; a column has an output unit's weights."""
 
     def part_shape(self, shape: Shape, size: int) -> Shape:
         """Return `(rows, columns of a part)`."""
