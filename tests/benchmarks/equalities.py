@@ -18,7 +18,7 @@ from tests.benchmarks.parts.command import is_smoke
 from tests.benchmarks.parts.ranks import on_ranks
 
 TESTS = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(TESTS / "parallel"), str(TESTS / "pipelines" / "training")]
+sys.path[:0] = [str(TESTS / "parallel" / "exchange"), str(TESTS / "pipelines" / "training" / "step")]
 
 
 def largest(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:

@@ -157,9 +157,8 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_never_stopped(
 ) -> None:
     result = train(config(small_dataset, tmp_path / "first", small_network))
     # As if it had been stopped after its first epoch.
-    checkpoints = tmp_path / result.run.run_id / "checkpoints"
-    checkpoints.mkdir(parents=True)
-    shutil.copy(result.folder / "checkpoints" / "step-00000004.npz", checkpoints)
+    stopped = shutil.copytree(result.folder, tmp_path / result.run.run_id, ignore=shutil.ignore_patterns("step-*"))
+    shutil.copy(result.folder / "checkpoints" / "step-00000004.npz", stopped / "checkpoints")
     again = train(config(small_dataset, tmp_path, small_network, f"training.resume_run={result.run.run_id}"))
     assert again.run.run_id == result.run.run_id
     assert [row["train/loss"] for row in again.summary.history] == [row["train/loss"] for row in result.summary.history]
