@@ -88,8 +88,8 @@ def test_values_of_every_kind_reach_the_configuration(tmp_path: Path) -> None:
             "exchange.codec.density is given twice, also within exchange",
         ),
         ("set: {training.seed: .inf}", "is not a value of YAML's plain kinds: quote it"),
-        ("cells: [{optimizer: sgd, optimizer.name: lars}]", "cell 1: optimizer is given twice, of which one would"),
-        ("{set: {optimizer: sgd}, product: {optimizer.name: [lars]}}", "optimizer is given twice, of which one would"),
+        ("cells: [{optimizer: sgd, optimizer.name: lars}]", "cell 1: optimizer is given twice, and one would"),
+        ("{set: {optimizer: sgd}, product: {optimizer.name: [lars]}}", "optimizer is given twice, and one would"),
         (
             "{set: {exchange.codec.name: topk}, cells: [{exchange: {codec: none}}]}",
             "exchange.codec is given twice, also",
