@@ -63,7 +63,7 @@ def test_eurosat_from_bigearthnet(
         output = capsys.readouterr().out
         assert f"warm start from {source}" in output
         assert "stem_conv.kernel: input channels are taken by the names of their bands" in output
-        assert "logits.kernel starts anew: the classes are others" in output
+        assert "logits.kernel starts from random weights: the classes are others" in output
         assert "layers are frozen: stage1_block1_bn1, " in output
         before, after = weights(first), weights(second)
         # BigEarthNet has no B10; its order is by resolution, EuroSAT's has B8A at the end.

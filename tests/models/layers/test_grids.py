@@ -32,7 +32,7 @@ def test_a_group_may_be_coarser_in_one_direction():
         (
             {"a": (12, 12), "b": (5, 12)},
             4,
-            r"group 'b' has 5 x 12 pixels, of which none covers whole pixels .* 12 x 12",
+            r"group 'b' has 5 x 12 pixels, and none of them covers whole pixels .* 12 x 12",
         ),
         ({"rgb": (8, 6)}, 7, "a padding of 7 is larger than the images, 6 pixels"),
     ],

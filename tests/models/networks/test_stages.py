@@ -75,7 +75,7 @@ def test_what_cannot_be_cut_is_refused() -> None:
     inputs = keras.Input((4,), name="fine")
     sides = [keras.layers.Dense(2)(inputs), keras.layers.Dense(2)(inputs)]
     parallel = keras.Model({"fine": inputs}, keras.layers.Add()(sides), name="parallel")
-    with pytest.raises(ValueError, match="parallel can be cut at 0 places where one tensor is all that goes on, and 2"):
+    with pytest.raises(ValueError, match="parallel can be cut at 0 places where only one tensor crosses, and 2"):
         cut(parallel, 2)
     with pytest.raises(ValueError, match=r"can be cut at 1 places .* 3 stages need 2"):
         cut(chain(4, 2), 3)

@@ -932,7 +932,7 @@ def test_what_another_job_has_written_meanwhile_is_told_and_written_again(
             interfere(world.incomplete, world.shards[2])
 
     world.tasks.before = before
-    message = r"another job or task has written 1 shards meanwhile, the first is t.*: the same command continues"
+    message = r"another job or task has written 1 shards at the same time, the first is t.*: the same command continues"
     with pytest.raises(RuntimeError, match=message):
         world.prepare()
     harmed = world.shards[2]
