@@ -5,11 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from conf.load import load
 from pipelines.training.modes.table import mode_maker
 from tests.parallel.trainings import SETTINGS, Trained, assert_equal
 
+OWN = Path(__file__).with_name("own_modes")
 MODES = {
     "averaging": "{name: import, path: 'declared_modes:Averaging', settings: {every_steps: 4}}",
     "halves": "{name: import, path: 'declared_modes:Halves'}",
@@ -24,7 +26,7 @@ BESIDE = {
 
 @pytest.fixture(autouse=True)
 def own_modes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).with_name("own_modes")))
+    monkeypatch.syspath_prepend(str(OWN))
 
 
 @pytest.mark.spark
@@ -33,8 +35,14 @@ def own_modes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_killed_rank_costs_no_bit_in_a_mode_of_the_users(
-    disturbed: Callable[..., Trained], tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    disturbed: Callable[..., Trained],
+    tmp_path: Path,
+    mode: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for module in OWN.glob("*.py"):  # as `spark-submit --py-files` brings them
+        spark.sparkContext.addPyFile(str(module))
     monkeypatch.setitem(SETTINGS, "own", ())
     settings = (f"training.mode={MODES[mode]}", "training.batch_size_per_worker=4", *BESIDE[mode])
     expected, found = (
@@ -42,9 +50,9 @@ def test_a_killed_rank_costs_no_bit_in_a_mode_of_the_users(
         for name, deaths in (("undisturbed", []), ("disturbed", [(1, 6)]))
     )
     assert_equal(found, expected)
-    # 18 samples are 4 steps of 4 where two ranks hold one copy; rank 0 computes the first half of each.
+    # Two ranks that hold one copy take 8 steps of 4 samples an epoch; rank 0 computes the first half of each batch.
     halves = [row.get("exchange/halves") for row in found.run.summary.history]
-    assert halves == ([4.0, 8.0, 12.0] if mode == "halves" else [None] * 3)
+    assert halves == ([8.0, 16.0, 24.0] if mode == "halves" else [None] * 3)
 
 
 @pytest.mark.parametrize(
