@@ -22,9 +22,10 @@ def quieten_libraries() -> None:
 
 def show_configurations() -> None:
     """Make the cells of a notebook show a configuration as the YAML that `--config` reads."""
-    if in_notebook():
-        kernel: Any = sys.modules["IPython"].get_ipython()
-        kernel.display_formatter.formatters["text/html"].for_type(RunConfig, html_of)
+    # A script may import a kernel's package and have no shell.
+    shell: Any = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None:
+        shell.display_formatter.formatters["text/html"].for_type(RunConfig, html_of)
 
 
 def html_of(config: RunConfig) -> str:
