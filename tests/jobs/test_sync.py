@@ -112,6 +112,15 @@ def test_a_run_that_is_trained_is_left_out_where_files_cannot_be_locked(
     assert ": failed" in sync()
 
 
+def test_records_of_a_run_without_its_file_are_not_passed_over(sync: Sync, s3_folder: str, tmp_path: Path) -> None:
+    make_offline(tmp_path / "lost", "KILLED")
+    (tmp_path / "lost" / "run.json").unlink()
+    assert f"run lost: not written: {tmp_path}/lost has no run.json" in sync(code=2)
+    assert list((tmp_path / "lost").rglob("*.jsonl")), "the records wait"
+    publish(tmp_path / "lost", RemotePath(s3_folder) / "lost")
+    assert "run lost: not written: " in sync(output=s3_folder, code=2)
+
+
 @pytest.mark.parametrize("content", ["", '{"run_id": "a"', "[]", '{"description": 1}'])
 def test_a_damaged_file_of_a_run_does_not_stop_the_others(content: str, sync: Sync, tmp_path: Path) -> None:
     for name in ("first", "second"):

@@ -157,7 +157,8 @@ def _folders(output: Path) -> Iterator[Path]:
         raise ValueError(f"there is no folder {output}: give the training.output of the runs by --output")
     for folder in output.iterdir():
         try:
-            is_run = (folder / FILE_NAME).is_file() and not folder.is_symlink()
+            has_records = (folder / FILE_NAME).is_file() or journals(folder).is_dir()
+            is_run = has_records and not folder.is_symlink()
         except OSError:  # a folder of another user, such as `lost+found`
             continue
         if is_run:
@@ -170,7 +171,9 @@ def lacks_something(folder: Path) -> bool:
         local = read_local_run(folder)
     except (ValueError, OSError):  # `sync` reports it
         return True
-    if local is None or _original_of(folder, local) is not None:
+    if local is None:  # its file is lost: `sync` reports the records that wait
+        return journals(folder).is_dir()
+    if _original_of(folder, local) is not None:
         return False
     done = local.is_stored and local.is_reported and local.run_id == folder.name
     return not done or journals(folder).is_dir()

@@ -67,7 +67,7 @@ def adopt_behind(place: RemotePath) -> str:
 def _lacks_something(place: RemotePath) -> bool:
     names = place.folder.names()
     if FILE_NAME not in names:
-        return False  # not a run
+        return _JOURNALS in names  # records of a run whose file is lost, which `sync` reports; else no run
     with tempfile.TemporaryDirectory(prefix="groundswell-") as parent:
         folder = Path(parent, place.name)
         folder.mkdir()

@@ -65,6 +65,7 @@ def test_spellings(written: str | Path, found: str, here: Path) -> None:
         ("file://data/x", "'data' is taken for a host name, expected file:///data/x"),
         ("s3://", "names no bucket or host, expected s3://bucket/folder"),
         ("s3:///bucket/x", "names no bucket or host, expected s3://bucket/x"),
+        ("s3://bucket/a::b", "a URL with '::' is a chain of URLs"),
         ("nosuch://host/x", "the scheme nosuch is unknown, expected a path or a URL such as s3://bucket/folder"),
         ("C:\\data", "a Windows path"),
         ("c:/data", "a Windows path"),

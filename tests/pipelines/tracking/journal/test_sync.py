@@ -160,7 +160,7 @@ def test_a_run_whose_driver_died_does_not_stay_running(client: MlflowClient, tmp
 
 def test_a_folder_that_is_no_runs_is_refused(tmp_path: Path) -> None:
     driver_journal(tmp_path / "1").mkdir(parents=True)
-    assert unsynced(tmp_path) == []
+    assert unsynced(tmp_path) == [tmp_path / "1"]
     with pytest.raises(ValueError, match=r"1 has no run\.json, as every run's folder has: train again$"):
         sync(tmp_path / "1", log_model)
 
