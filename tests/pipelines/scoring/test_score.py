@@ -189,7 +189,7 @@ def test_unfinished_predictions_keep_their_thresholds_when_the_model_gets_others
     min(copied.glob("*-part-*.parquet")).unlink()
     score(copied, "score.threshold=0.9", code=2)
     output = score(copied, own)
-    assert "begun with other thresholds than the model has now, and continues with" in output
+    assert "started with other thresholds than the model has now, and continues with" in output
     assert re.search(r"\d+ of \d+ parts are finished already", output)
     assert predictions_of(copied) == predictions_of(scored)
 
@@ -359,7 +359,7 @@ def test_an_archive_whose_index_has_too_many_bad_samples_is_refused_before_spark
         ({"file": "thesis.txt"}, "holds thesis.txt, which is no predictions"),
         (
             {"file": "test-part-00000.parquet"},
-            r"holds test-part-00000\.parquet and no predictions\.json, which would say by",
+            r"holds test-part-00000\.parquet and no predictions\.json, which would name the model",
         ),
         ({"output": "dataset/train"}, "--output .*/dataset/train is in --input .*/dataset: choose another --output"),
         ({"map": "dataset/map.geojson"}, "--map .*map.geojson is in --input .*dataset: choose a file outside of that"),
