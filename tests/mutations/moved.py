@@ -1,6 +1,7 @@
 """Where the lines of an earlier commit are in the files of today."""
 
 import difflib
+import functools
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 PROJECT = Path(__file__).parents[2]
 DRAWN = Path(__file__).with_name("drawn.json")
 PACKAGES = ("conf", "jobs", "models", "pipelines")
+_LIKE = "40%"
 
 
 def drawn_commit() -> str:
@@ -35,9 +37,11 @@ def lines_of_commit(commit: str, file: str) -> list[str]:
 
 
 def file_of_today(file: str, project: Path) -> Path | None:
-    """The file of this name: at the same place, or at another one if only one file has that name."""
+    """The file of the same place; else what git says that it became; else the only file of that name."""
     if (project / file).is_file():
         return project / file
+    if (moved := _moves().get(file)) is not None and (project / moved).is_file():
+        return project / moved
     found = [path for package in PACKAGES for path in sorted((project / package).rglob(Path(file).name))]
     return found[0] if len(found) == 1 else None
 
@@ -45,9 +49,9 @@ def file_of_today(file: str, project: Path) -> Path | None:
 def line_numbers(before: list[str], after: list[str]) -> dict[int, int]:
     """The number of each line in the later text, by its number in the earlier one; lines that are gone have none.
 
-    A line that was moved over others is found where no other line of either text is like it.
+    A line that was moved over others is found where no other line of either text is like it. Comments do not count.
     """
-    old, new = ([line.strip() for line in lines] for lines in (before, after))
+    old, new = ([line.partition("  #")[0].strip() for line in lines] for lines in (before, after))
     found = {
         block.a + number + 1: block.b + number + 1
         for block in difflib.SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
@@ -57,6 +61,13 @@ def line_numbers(before: list[str], after: list[str]) -> dict[int, int]:
     once &= {line for line, count in Counter(new).items() if count == 1}
     places = {line: number for number, line in enumerate(new, 1)}
     return {number: places[line] for number, line in enumerate(old, 1) if line in once} | found
+
+
+@functools.cache
+def _moves() -> dict[str, str]:
+    """Today's path of each file that was moved since the mutations were drawn."""
+    lines = _git("diff", f"-M{_LIKE}", "--diff-filter=R", "--name-status", drawn_commit(), "--", *PACKAGES).splitlines()
+    return {before: after for _, before, after in (line.split("\t") for line in lines)}
 
 
 def _git(*arguments: str) -> str:

@@ -39,10 +39,14 @@ def locate(mutation: dict[str, Any], commit: str, project: Path) -> Place | None
         return None
     text, before = path.read_text(), lines_of_commit(commit, mutation["file"])
     lines = text.splitlines()
-    line = line_numbers(before, lines).get(mutation["line"])
-    if line is None:
+    line, old = line_numbers(before, lines).get(mutation["line"]), mutation["old"]
+    if line is not None:
+        column = mutation["column"] + _indent(lines[line - 1]) - _indent(before[mutation["line"] - 1])
+    elif text.count(old) == 1 == "\n".join(before).count(old):  # the rest of its line has changed
+        line = text[: text.index(old)].count("\n") + 1
+        column = lines[line - 1].index(old.partition("\n")[0])
+    else:
         return None
-    column = mutation["column"] + _indent(lines[line - 1]) - _indent(before[mutation["line"] - 1])
     mutated = replaced(text, line, column, mutation["old"], mutation["new"])
     if mutated is None:
         return None
