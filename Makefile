@@ -53,7 +53,7 @@ test-release: $(READY) ## Run what `make check` asks for when its inputs have ch
 test-runtimes: $(READY) ## Try the wheel with the versions of Databricks' runtimes: RUNTIME=17.3, or all; GiB, not in CI
 	@$(BIN)/python tests/runtimes/run.py $(RUNTIME) $(if $(FOLDER),--folder $(FOLDER))
 
-check: $(READY) ## Lint, types, import directions, lock up to date
+check: $(READY) ## Lint, types, import directions, sizes of files and folders, plain English, lock up to date
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy --cache-dir $(CACHE)/mypy
@@ -61,6 +61,7 @@ check: $(READY) ## Lint, types, import directions, lock up to date
 	@PATH=$(BIN):$$PATH hadolint --config docker/.hadolint.yaml docker/*.Dockerfile
 	@PATH=$(BIN):$$PATH shellcheck .ci/run $$(find docker jobs -name '*.sh')
 	@bash docker/horovod/lock.sh --check
+	@$(BIN)/python tests/house.py
 	@$(BIN)/python tests/release.py
 
 lock: $(READY) ## Resolve the dependencies again and write both locks

@@ -41,7 +41,7 @@ echo "groundswell: installing the locked packages; the first time this compiles 
 into=(--python "$environment/bin/python")
 "$uv" "${settings[@]}" pip sync "${into[@]}" --quiet --require-hashes "$lock"
 if [ "${3:-}" = --editable ]; then
-  # Always anew: what it compiles is in this checkout, not in uv's cache.
+  # Always compiled again: what it compiles is in this checkout, not in uv's cache.
   "$uv" pip install "${into[@]}" --quiet --no-deps --reinstall-package groundswell --editable .
   for folder in models/compression/kernels pipelines/dataset/gather; do
     compgen -G "$folder/*.so" >/dev/null \

@@ -8,14 +8,14 @@ submit=$!
 
 # shellcheck disable=SC2329 # the trap calls it
 pass_on() {
-  local told=
+  local passed=
   for child in $(pgrep --parent "$submit"); do
     # The workers of a local master are children of the JVM too, and the program still needs them.
     if ! tr '\0' ' ' < "/proc/$child/cmdline" 2> /dev/null | grep --quiet pyspark.daemon; then
-      kill -TERM "$child" && told=yes
+      kill -TERM "$child" && passed=yes
     fi
   done
-  [ -n "$told" ] || kill -TERM "$submit" || true
+  [ -n "$passed" ] || kill -TERM "$submit" || true
 }
 trap pass_on TERM
 

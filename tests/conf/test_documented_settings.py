@@ -9,7 +9,8 @@ from conf.load import load
 
 PROJECT = Path(__file__).parents[2]
 DOCUMENTS = [PROJECT / "README.md", *(PROJECT / "jobs").rglob("*.md"), *(PROJECT / "pipelines").rglob("*.md")]
-TEXT = "\n\n".join(path.read_text() for path in DOCUMENTS)
+# The modules of the page "write your own" exist only where its test writes them (tests/parallel/test_own_parts.py).
+TEXT = "\n\n".join(path.read_text() for path in DOCUMENTS if path.name != "WRITE_YOUR_OWN.md")
 # A text in quotes may go on in the next line.
 SETTINGS = [
     " ".join(quoted.split()) or plain for quoted, plain in re.findall(r"--set\s+(?:'([^']+)'|([^'\s`)]+))", TEXT)

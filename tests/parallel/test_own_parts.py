@@ -1,5 +1,7 @@
-"""Two ranks train a network, a loss and a metric that are not ours, on three bands; the model scores whole samples."""
+"""Two ranks train with parts that are not ours: those of libraries, and those of the page "write your own"."""
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from conf.load import load
 from jobs.evaluate import evaluate
+from jobs.prepare import prepare
 from jobs.train import train
 from pipelines.tracking.models.models import model_metadata
 
@@ -43,3 +46,27 @@ def test_a_network_of_keras_on_three_bands(
     metrics = evaluate(config, trained.summary.model_uri).metrics
     assert 0 <= metrics["f1_micro"] <= 1
     assert 0 < metrics["ranking"] <= 1
+
+
+def test_the_examples_of_the_page_prepare_and_train(
+    spark: SparkSession, mlflow_store: str, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = []
+    for text in re.findall(r"```python\n(.*?)```", (project / "jobs/WRITE_YOUR_OWN.md").read_text(), re.DOTALL):
+        name, _, command = text.partition("\n")[0].removeprefix("# ").partition(": --set ")
+        module = tmp_path / "own" / name
+        module.parent.mkdir(exist_ok=True)
+        module.write_text(text)
+        spark.sparkContext.addPyFile(str(module))  # as `spark-submit --py-files` brings it
+        settings += shlex.split(command)
+    monkeypatch.syspath_prepend(str(tmp_path / "own"))
+    of_archive = [setting for setting in settings if setting.startswith("archive=")]
+    of_training = [setting for setting in settings if setting not in of_archive]
+    assert len(settings) == 6  # a network, a loss, a metric, an augmentation, an archive and a mode
+    dataset = f"dataset.path={tmp_path / 'dataset'}"
+    prepare(load("smoke", [dataset, *of_archive]))
+    config = load("smoke", [dataset, f"training.output={tmp_path / 'run'}", "training.epochs=1", *of_training])
+    trained = train(config)
+    (history,) = trained.summary.history
+    assert history["train/loss"] > 0
+    assert 0 <= history["val/exact"] <= 1

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -94,40 +93,6 @@ def test_the_rest_trains_without_a_mode(name: str, project: Path, tmp_path: Path
 def test_every_file_of_the_folder_belongs_to_a_mode_or_to_all(project: Path) -> None:
     found = {path.name for path in (project / "pipelines/training/modes").glob("*.py")}
     assert found == OF_ALL.union(*OWN_FILES.values())
-
-
-def sources(project: Path) -> Iterator[tuple[str, ast.Module]]:
-    """The files of the product that are no mode and no settings of modes."""
-    for package in PACKAGES:
-        for path in sorted((project / package).rglob("*.py")):
-            name = path.relative_to(project).as_posix()
-            if name not in ("conf/sections/modes.py", "conf/sections/mode_declaration.py") and "/modes/" not in name:
-                yield name, ast.parse(path.read_text())
-
-
-def test_nothing_else_asks_which_mode_it_has(project: Path) -> None:
-    """By its type, by its name, or by an attribute that only one mode has."""
-    fields = {key for mode in DECLARED.values() for key in mode.model_fields} - {"name"}
-    allowed = {"ModeConfig", "MODE_NAMES", "MODES", "SynchronousConfig", "ALONE", "ModeDeclaration", "Idle"}
-    asks = re.compile(r"^(isinstance|issubclass|type|getattr)\(.*\b(mode|declaration)\b")
-    compares, has = re.compile(r"\bmode(\.declaration)?(\.name)?\b"), re.compile(r"\b(mode|declaration)$")
-    wrong = []
-    for file, tree in sources(project):
-        for node in ast.walk(tree):
-            text = ast.unparse(node) if isinstance(node, ast.Call | ast.Compare | ast.Attribute) else ""
-            module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
-            if isinstance(node, ast.ImportFrom) and module in ("conf.sections.modes", "conf.sections.mode_declaration"):
-                wrong += [(file, alias.name) for alias in node.names if alias.name not in allowed]
-            elif module.startswith("pipelines.training.modes") and module != "pipelines.training.modes.table":
-                wrong.append((file, module))
-            elif isinstance(node, ast.Call) and asks.match(text):
-                wrong.append((file, text))
-            elif isinstance(node, ast.Compare) and compares.search(text):
-                named = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
-                wrong += [(file, text)] if named & {*DECLARED} else []
-            elif isinstance(node, ast.Attribute) and node.attr in fields and has.search(ast.unparse(node.value)):
-                wrong.append((file, text))
-    assert wrong == []
 
 
 def test_the_contract_is_what_a_declaration_has() -> None:
