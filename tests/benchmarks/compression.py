@@ -121,7 +121,7 @@ def measure_method(name, sizes):
     result["encode_ms"], result["decode_ms"] = round(parts[0] + parts[1], 1), round(parts[2], 1)
     result["encode_decode_ms"] = round(sum(parts), 1)
     result["first_seconds"] = round(first_seconds, 1)
-    result["payload_mb"] = round(exchange.metrics()["payload_bytes"] / 1e6, 3)
+    result["payload_mb"] = round(exchange.metrics().payload_bytes / 1e6, 3)
     return result
 
 

@@ -12,20 +12,10 @@ from models.compression.arithmetic.randomness import make_key
 from models.compression.codec import Codec, Context, Memory, Message, Shape
 from models.compression.exchange.buckets import make_buckets
 from models.compression.exchange.compatibility import check_present
+from models.compression.exchange.figures import ExchangeFigures, TimedPart
 from models.compression.exchange.payload import traced_payload
 from models.compression.exchange.state import StateVariable
 from models.compression.exchange.wire import Collective, transfer
-
-_PARTS = ("encode", "wire", "decode")
-METRICS = (
-    "payload_bytes",
-    "compression_ratio",
-    "residual_norm",
-    "encode_seconds",
-    "collective_seconds",
-    "decode_seconds",
-)
-"""Names of the figures of one exchange; see `GradientExchange.metrics`."""
 
 
 class GradientExchange:
@@ -104,7 +94,7 @@ class GradientExchange:
             self._step = tf.Variable(0, dtype=tf.int32, trainable=False, name="step")
             self._learning_rate = tf.Variable(0.0, trainable=False, name="learning_rate")
             self._payload_bytes = tf.Variable(0, dtype=tf.int64, trainable=False, name="payload_bytes")
-            self._seconds = tf.Variable(tf.zeros(3, tf.float64), trainable=False, name="seconds")
+            self._seconds = tf.Variable(tf.zeros(len(TimedPart), tf.float64), trainable=False, name="seconds")
             self._memories = [self._create_memory(index, shape) for index, shape in enumerate(shapes)]
         compressed = [index for index, shape in enumerate(shapes) if self._is_compressed(shape)]
         self._buckets = self._make_buckets(compressed)
@@ -141,7 +131,7 @@ class GradientExchange:
         values = self._clip(values)
         rate = None if learning_rate is None else tf.cast(tf.convert_to_tensor(learning_rate), tf.float32)
         scale = self._residual_scale(rate)
-        self._seconds.assign(tf.zeros(3, tf.float64))
+        self._seconds.assign(tf.zeros(len(TimedPart), tf.float64))
         if self.warmup_steps and self.codec.collectives:
             means = tf.cond(
                 self._step < self.warmup_steps,
@@ -157,7 +147,7 @@ class GradientExchange:
 
     def begin_figures(self, payload_bytes: int) -> None:
         """Begin the figures of an exchange by another class, which adds its times with `count`."""
-        self._seconds.assign(tf.zeros(3, tf.float64))
+        self._seconds.assign(tf.zeros(len(TimedPart), tf.float64))
         self._payload_bytes.assign(payload_bytes)
 
     def add_payload(self, payload_bytes: int) -> None:
@@ -166,24 +156,18 @@ class GradientExchange:
 
     def take_figures(self, other: "GradientExchange | None") -> None:
         """Make `metrics` report the figures of `other`, for the same tensors; None: nothing was sent in this step."""
-        payload, seconds = (0, tf.zeros(3, tf.float64)) if other is None else (other._payload_bytes, other._seconds)
+        payload, seconds = (
+            (0, tf.zeros(len(TimedPart), tf.float64)) if other is None else (other._payload_bytes, other._seconds)
+        )
         self._payload_bytes.assign(payload)
         self._seconds.assign(seconds)
 
-    def metrics(self) -> dict[str, float]:
-        """Return figures of the last exchange on this rank.
-
-        Returns:
-            payload_bytes: The bytes of an allreduce with the same cost; a rank sends 2(N-1)/N times as many.
-            compression_ratio: Bytes of the gradients in float32 over `payload_bytes`; NaN if nothing was sent.
-            residual_norm: Euclidean norm over all residuals of this rank; 0 for codecs without residuals.
-            encode_seconds, collective_seconds, decode_seconds: Sums over buckets. They are meaningful on a CPU, where
-                operations run when they are called. Buckets that are sent at the same time are counted separately.
-        """
-        return dict(zip(METRICS, self.measure().numpy().tolist(), strict=True))
+    def metrics(self) -> ExchangeFigures:
+        """Return the figures of the last exchange on this rank."""
+        return ExchangeFigures(*self.measure().numpy().tolist())
 
     def measure(self) -> tf.Tensor:
-        """Return the values of `metrics`, float64 `(6,)` in the order of `METRICS`; do not wait for the exchange."""
+        """Return the values of `metrics`, float64 `(6,)` in their order; do not wait for the exchange."""
         if self._measure is None:
             self._measure = tf.function(self._measured, autograph=False)
         return self._measure()
@@ -195,7 +179,8 @@ class GradientExchange:
         ratio = tf.where(payload > 0, dense / payload, math.nan)
         residuals = [entry.variable for entry in self.state if entry.name.split("/")[0].endswith("residual")]
         norm = tf.cast(tf.linalg.global_norm(residuals), tf.float64) if residuals else tf.constant(0.0, tf.float64)
-        return tf.concat([[payload, ratio, norm], self._seconds], 0)
+        encode, wire, decode = tf.unstack(self._seconds.read_value())
+        return tf.stack(ExchangeFigures(payload, ratio, norm, encode, wire, decode))
 
     def payload_bytes(self, gradients: Sequence[Any]) -> int:
         """Return the payload of one exchange after the warm-up, in bytes; see `metrics`.
@@ -293,7 +278,7 @@ class GradientExchange:
             started = now(values)
             with tf.control_dependencies([self.check_own(self.all_finite(values), indexes)]):
                 sums = self._sum(values, f"gradients_dense{number}", joined=joined)
-            self.count(1, started, now(sums), f"dense bucket {number}", indexes)
+            self.count(TimedPart.WIRE, started, now(sums), f"dense bucket {number}", indexes)
             for index, total in zip(indexes, sums, strict=True):
                 mean = total * factor if self.collective.size > 1 else total
                 means[index], memory = self.codec.after_dense(mean, self._read(index), warming_up=warming_up)
@@ -322,7 +307,8 @@ class GradientExchange:
                 values = tf.nest.map_structure(tf.identity, values, expand_composites=True)
             values, memories, finite = self._phase(bucket, number)(values, memories, step, scale)
             encoded = now(values)
-            self.count(0 if number == 0 else 2, ready, encoded, f"bucket {bucket}, part {number}", indexes)
+            part = TimedPart.ENCODE if number == 0 else TimedPart.DECODE
+            self.count(part, ready, encoded, f"bucket {bucket}, part {number}", indexes)
             if number == len(self.codec.collectives):
                 break
             checked = [self.check_own(finite, indexes)] if number == 0 else []
@@ -336,7 +322,8 @@ class GradientExchange:
             )
             payload += tf.cast(sent, tf.int64)
             ready = now(values)
-            self.count(1, encoded, ready, f"bucket {bucket}, {self.codec.collectives[number]} {number}", indexes)
+            sent_by = f"bucket {bucket}, {self.codec.collectives[number]} {number}"
+            self.count(TimedPart.WIRE, encoded, ready, sent_by, indexes)
         for index, memory, before in zip(indexes, memories, stored, strict=True):
             self._write(index, {name: value for name, value in memory.items() if value is not before.get(name)})
         return list(values), payload
@@ -395,8 +382,8 @@ class GradientExchange:
         text = f"rank {self.collective.rank}: {GRADIENTS_NOT_FINITE}, from optimizer step"
         return check_finite(finite, names, text, self._step.read_value())
 
-    def count(self, part: int, start: tf.Tensor, end: tf.Tensor, name: str, indexes: Sequence[int]) -> None:
-        """Add the time of one part (0 encode, 1 wire, 2 decode) for the gradients at these positions to the figures."""
-        self._seconds.assign_add(tf.one_hot(part, 3, dtype=tf.float64) * (end - start))
+    def count(self, part: TimedPart, start: tf.Tensor, end: tf.Tensor, name: str, indexes: Sequence[int]) -> None:
+        """Add the time of one part for the gradients at these positions to the figures."""
+        self._seconds.assign_add(tf.one_hot(part, len(TimedPart), dtype=tf.float64) * (end - start))
         if self.marks is not None:
-            self.marks.add(_PARTS[part], name, start, end, [self.names[index] for index in indexes])
+            self.marks.add(part.name.lower(), name, start, end, [self.names[index] for index in indexes])

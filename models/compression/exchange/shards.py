@@ -10,6 +10,7 @@ from models.compression.arithmetic.graph import checked_means, means_finite, now
 from models.compression.exchange.buckets import make_buckets
 from models.compression.exchange.compatibility import check_present
 from models.compression.exchange.exchange import GradientExchange
+from models.compression.exchange.figures import TimedPart
 from models.compression.exchange.wire import ScatteringCollective
 
 
@@ -84,7 +85,7 @@ class ShardExchange:
                 joined = tf.concat([tf.reshape(value, [-1]) for value in values], 0)
             part = self._collective.reducescatter(joined, f"gradients_shard{number}")
             part = tf.ensure_shape(part, [sum(self._lengths(indexes))])
-            exchange.count(1, started, now([part]), f"parts of bucket {number}", indexes)
+            exchange.count(TimedPart.WIRE, started, now([part]), f"parts of bucket {number}", indexes)
             part = part * factor if size > 1 else part
             means |= dict(zip(indexes, tf.split(part, self._lengths(indexes)), strict=True))
         return self._checked([means[index] for index in range(len(means))])

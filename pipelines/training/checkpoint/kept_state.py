@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
+from models.compression.exchange.figures import ExchangeFigures
 from pipelines.training.checkpoint.state import TrainingState
 
 _HEAD = struct.Struct("<QQ")
@@ -21,10 +21,21 @@ _KERNELS = "uses_kernels"
 _STEPS = 1 << 40
 _NOTHING = -1
 _LOOK_SECONDS = 0.2
-_ROW = np.dtype([("step", "<i8"), ("loss", "<f8"), ("milliseconds", "<i8"), ("measured", "<f8", (6,))])
 
-StepRow = tuple[int, float, int, NDArray[np.float64]]
-"""Number of optimizer steps before a step, its loss, milliseconds since 1970, and the figures of the exchange."""
+
+class StepRow(NamedTuple):
+    """One step of rank 0 in the record of a run."""
+
+    step: int
+    """Number of optimizer steps before it."""
+    loss: float
+    milliseconds: int
+    """Time of its end, since 1970."""
+    measured: ExchangeFigures
+
+
+_FIGURES = len(ExchangeFigures._fields)
+_ROW = np.dtype([("step", "<i8"), ("loss", "<f8"), ("milliseconds", "<i8"), ("measured", "<f8", (_FIGURES,))])
 
 
 def place_of(state: TrainingState) -> int:
@@ -123,7 +134,7 @@ class KeptRows:
 
     def keep(self, first: int, end: int | None = None) -> None:
         """Drop the steps before `first`, and those from `end` on."""
-        kept = [row for row in self.read() if first <= row[0] and (end is None or row[0] < end)]
+        kept = [row for row in self.read() if first <= row.step and (end is None or row.step < end)]
         os.ftruncate(self._file, 0)
         for row in kept:
             self.append(row)
@@ -131,8 +142,10 @@ class KeptRows:
     def read(self) -> list[StepRow]:
         """Return all rows in order."""
         size = os.fstat(self._file).st_size // _ROW.itemsize * _ROW.itemsize
-        rows = np.frombuffer(_read(self._file, size, 0), _ROW)
-        return [(int(row["step"]), float(row["loss"]), int(row["milliseconds"]), row["measured"]) for row in rows]
+        rows = np.frombuffer(_read(self._file, size, 0), _ROW).tolist()
+        return [
+            StepRow(step, loss, milliseconds, ExchangeFigures(*measured)) for step, loss, milliseconds, measured in rows
+        ]
 
 
 def _bytes_of(tensor: tf.Tensor) -> "memoryview[Any]":

@@ -1,5 +1,6 @@
 """A step of a worker of a parameter server."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,13 +9,13 @@ import tensorflow as tf
 
 from conf.sections.modes import ParameterServerConfig
 from models.compression.codecs.none import NoneCodec
-from models.compression.exchange.exchange import METRICS
+from models.compression.exchange.figures import ExchangeFigures
 from models.layers.grids import Size
 from pipelines.training.modes.parameter_server import Messages, ParameterServer
 from pipelines.training.step.accumulation import Accumulation
 from pipelines.training.step.loop import average_statistics
 from pipelines.training.step.mode import Mode, ModeInputs
-from pipelines.training.step.step import Accumulate, Images, Step, make_accumulate, make_gradients
+from pipelines.training.step.step import Accumulate, Images, Step, StepFigures, make_accumulate, make_gradients
 
 
 class ServerStep:
@@ -147,19 +148,19 @@ class ServerStep:
                 total.assign(tf.zeros(total.shape))
 
     def _figures(self, norm: float) -> tf.Tensor:
-        """Return the figures of `StepClocks` in their order; shards decode and update at the same time, on any rank."""
+        """Return the row of `StepFigures`; shards decode and update at the same time, on any rank."""
         figures, payload = self.server.figures, self.payload_bytes()
         dense = 4 * sum(each.shape.num_elements() for each in (variable.value for variable in self._variables))
-        values = {
-            "payload_bytes": float(payload),
-            "compression_ratio": dense / payload if payload else float("nan"),
-            "residual_norm": norm,
-            "encode_seconds": figures.encode_seconds,
-            "collective_seconds": figures.wire_seconds,
-            "decode_seconds": 0.0,
-        }
+        exchange = ExchangeFigures(
+            payload_bytes=payload,
+            compression_ratio=dense / payload if payload else math.nan,
+            residual_norm=norm,
+            encode_seconds=figures.encode_seconds,
+            collective_seconds=figures.wire_seconds,
+            decode_seconds=0.0,
+        )
         after = figures.encode_seconds + figures.wire_seconds
-        return tf.constant([*(values[name] for name in METRICS), 0.0, after], tf.float64)
+        return tf.constant(StepFigures(exchange, 0.0, after).row, tf.float64)
 
 
 def make(inputs: ModeInputs, settings: ParameterServerConfig) -> Mode:

@@ -2,18 +2,14 @@
 
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from conf.schema import RunConfig
-from models.compression.exchange.exchange import METRICS
 from pipelines.tracking.journal.system import SystemSampler
 from pipelines.training.ranks.collective import HorovodCollective
 from pipelines.training.record.phases import Measured, StepPhases, divide
 from pipelines.training.record.record import Record
 from pipelines.training.step.loop import EpochResult
-from pipelines.training.step.step import StepClocks
-
-_PAYLOAD, _ENCODE = METRICS.index("payload_bytes"), METRICS.index("encode_seconds")
+from pipelines.training.step.step import StepClocks, StepFigures
 
 
 class StepMeasurements:
@@ -28,7 +24,7 @@ class StepMeasurements:
             further_bytes: Payload of a step in addition to that of the gradients.
         """
         self._clocks, self._record, self._further_bytes = clocks, record, further_bytes
-        self._rows: list[NDArray[np.float64]] = []
+        self._steps: list[StepFigures] = []
         self.steps_done = 0
         """Number of optimizer steps of the run so far."""
         self.payload_bytes = 0.0
@@ -40,13 +36,13 @@ class StepMeasurements:
 
     def record_step(self, step: int, loss: float, measured: tf.Tensor) -> None:
         """See `StepObserver`."""
-        values = np.array(measured)  # a copy: the memory is the tensor's own
-        values[_PAYLOAD] += self._further_bytes
-        self._rows.append(values)
-        self.payload_bytes += float(values[_PAYLOAD])
+        figures = StepFigures.from_row(np.asarray(measured).tolist())
+        payload = figures.exchange.payload_bytes + self._further_bytes
+        self._steps.append(figures)
+        self.payload_bytes += payload
         self.steps_done = step + 1
         if self._record is not None:
-            self._record.write_step(step, loss, values[: len(METRICS)])
+            self._record.write_step(step, loss, figures.exchange._replace(payload_bytes=payload))
 
     def go_on_after(self, step: int) -> None:
         """Drop the steps of the epoch: the in-memory checkpoint has the earlier ones, later ones are trained again.
@@ -54,7 +50,7 @@ class StepMeasurements:
         Args:
             step: Number of optimizer steps after which training continues in place.
         """
-        self._rows, self.steps_done, self.payload_bytes = [], step, 0.0
+        self._steps, self.steps_done, self.payload_bytes = [], step, 0.0
 
     def take(self, trained: EpochResult) -> Measured:
         """Return the sums over the measured steps of an epoch, and start the next epoch.
@@ -62,20 +58,18 @@ class StepMeasurements:
         Args:
             trained: The epoch.
         """
-        # An epoch that was stopped after its last step has no rows here when it is resumed.
-        rows = np.array(self._rows or [np.zeros(len(METRICS) + 2)])
-        self._rows, self.payload_bytes = [], 0.0
-        sums = rows[-trained.measured_steps :, _ENCODE:].sum(0).tolist()
-        encode, collective, decode, optimizer, after_gradients = sums
+        # An epoch that was stopped after its last step has no steps here when it is resumed.
+        steps = self._steps[-trained.measured_steps :]
+        self._steps, self.payload_bytes = [], 0.0
         return Measured(
             trained.measured_steps,
             trained.measured_seconds,
             trained.input_wait_fraction * trained.measured_seconds,
-            encode,
-            collective,
-            decode,
-            optimizer,
-            after_gradients,
+            sum(each.exchange.encode_seconds for each in steps),
+            sum(each.exchange.collective_seconds for each in steps),
+            sum(each.exchange.decode_seconds for each in steps),
+            sum(each.optimizer_seconds for each in steps),
+            sum(each.after_gradients_seconds for each in steps),
         )
 
 

@@ -55,7 +55,7 @@ class Measured:
     decode: float
     optimizer: float
     after_gradients: float
-    """Seconds from the last gradient to the end of the step; see `StepClocks.figures`."""
+    """Seconds from the last gradient to the end of the step; see `StepFigures`."""
 
     @property
     def row(self) -> NDArray[np.float64]:

@@ -10,11 +10,9 @@ from types import MappingProxyType
 from typing import Any
 
 import keras
-import numpy as np
-from numpy.typing import NDArray
 
 from conf.schema import RunConfig
-from models.compression.exchange.exchange import METRICS
+from models.compression.exchange.figures import ExchangeFigures
 from models.schedules import Schedule
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.storage.folder import StorageError
@@ -44,9 +42,10 @@ from pipelines.training.record.prediction_plots import (
 from pipelines.training.step.weight_average import WeightAverage
 from pipelines.training.tracing.spans import TRACE_FILE
 
-_STEP_METRICS = [f"time/{name}" if name.endswith("_seconds") else f"exchange/{name}" for name in METRICS]
+_STEP_METRICS = [
+    f"time/{name}" if name.endswith("_seconds") else f"exchange/{name}" for name in ExchangeFigures._fields
+]
 """Names in MLflow of the figures that the exchange measures in each step."""
-_TIMES = np.array([name.endswith("_seconds") for name in METRICS])
 
 
 class Record:
@@ -85,7 +84,7 @@ class Record:
         self._phases = PhaseTable(checkpoints, start_step)
         self._rows = rows
         self._steps: list[StepRow] = [] if rows is None else rows.read()
-        """Step, loss, milliseconds since 1970 and measured values of each step that is not written yet."""
+        """The steps that are not written yet."""
         self._next_compiles = True
         """Whether the next step compiles first, as the first step of a process does. Its times are left out."""
         self._written = self._epochs_written = 0
@@ -94,17 +93,17 @@ class Record:
         After an in-place recovery some steps are recomputed with the same result.
         """
 
-    def write_step(self, step: int, loss: float, measured: NDArray[np.float64]) -> None:
+    def write_step(self, step: int, loss: float, measured: ExchangeFigures) -> None:
         """Store one step until `write_steps`; the times of a step that compiles are left out.
 
         Args:
             step: Number of optimizer steps before this one.
             loss: Loss of the step on this rank.
-            measured: Figures of the exchange in the order of `METRICS`.
+            measured: Figures of the exchange.
         """
         if self._next_compiles:
-            measured, self._next_compiles = np.where(_TIMES, np.nan, measured), False
-        row = (step, loss, now(), measured)
+            measured, self._next_compiles = measured.without_seconds(), False
+        row = StepRow(step, loss, now(), measured)
         if self._rows is not None:  # written steps too: a process that takes over does not know which are written
             self._rows.append(row)
         if step >= self._written:
@@ -122,7 +121,7 @@ class Record:
             replaced: Ranks whose processes were replaced by their spares.
         """
         self._writer.tags({f"recovered_after_step_{step}": " and ".join(f"rank {rank}" for rank in replaced)})
-        self._steps = [row for row in self._steps if row[0] < step]
+        self._steps = [row for row in self._steps if row.step < step]
         if self._rows is not None:
             self._rows.keep(0, step)
 
@@ -135,12 +134,12 @@ class Record:
     def _write_steps(self, after_step: int) -> None:
         taken, self._steps = self._steps, []
         curves: dict[str, list[Point]] = {}
-        for step, loss, measured_at, measured in taken:
+        for step, loss, milliseconds, measured in taken:
             values = {"train/step_loss": loss, "train/learning_rate": self._schedule(step)}
-            values |= zip(_STEP_METRICS, measured.tolist(), strict=True)
+            values |= zip(_STEP_METRICS, measured, strict=True)
             for name, value in values.items():
                 if math.isfinite(value):
-                    curves.setdefault(name, []).append(Point(step, value, measured_at))
+                    curves.setdefault(name, []).append(Point(step, value, milliseconds))
         self._writer.curves(curves, after_step=after_step)
         self._written = max(self._written, after_step)
 
@@ -164,7 +163,7 @@ class Record:
         """
         if not self._steps:
             return
-        self._write_steps(self._steps[-1][0] + 1)
+        self._write_steps(self._steps[-1].step + 1)
         with suppress(OSError, StorageError):  # the other rank's end is the error
             self._writer.sync()
             self._journal.publish()

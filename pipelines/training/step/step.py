@@ -1,8 +1,8 @@
 """A training step: gradients, exchange, update."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import keras
 import tensorflow as tf
@@ -10,7 +10,8 @@ import tensorflow as tf
 from models.compression.arithmetic.graph import now
 from models.compression.arithmetic.marks import Marks
 from models.compression.exchange.compatibility import check_optimizer
-from models.compression.exchange.exchange import METRICS, GradientExchange
+from models.compression.exchange.exchange import GradientExchange
+from models.compression.exchange.figures import ExchangeFigures
 from models.layers.grids import Size
 from models.layers.resolution import training_size
 from models.networks.model import inputs_of
@@ -25,6 +26,27 @@ Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 Gradients = Callable[[Images, tf.Tensor, tf.Tensor | None, Size | None], tuple[tf.Tensor, list[tf.Tensor]]]
 
 
+class StepFigures(NamedTuple):
+    """Figures of one step on one rank."""
+
+    exchange: ExchangeFigures
+    optimizer_seconds: float
+    """Seconds from the last mean to the end of the optimizer's update."""
+    after_gradients_seconds: float
+    """Seconds from the last gradient to the end of the step: the update, and communication that nothing hides."""
+
+    @classmethod
+    def from_row(cls, row: Iterable[float]) -> "StepFigures":
+        """Return the figures from `StepClocks.figures`."""
+        *exchange, optimizer, after_gradients = row
+        return cls(ExchangeFigures(*exchange), optimizer, after_gradients)
+
+    @property
+    def row(self) -> list[float]:
+        """The values of `StepClocks.figures`."""
+        return [*self.exchange, self.optimizer_seconds, self.after_gradients_seconds]
+
+
 class StepClocks:
     """The figures of the latest step on this rank; its seconds are meaningful on a CPU."""
 
@@ -32,12 +54,8 @@ class StepClocks:
         """Create the variable."""
         self.update = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="update_seconds")
         """Seconds from the last mean to the end of the optimizer's update. A skipped step does not change it."""
-        self.figures = tf.zeros(len(METRICS) + 2, tf.float64)
-        """Figures of the latest step, which may not have computed them yet.
-
-        They are those of the exchange in the order of `METRICS`, `update`, and the seconds from the last gradient to
-        the end of the step. These seconds are the update and the communication that computation does not hide.
-        """
+        self.figures = tf.zeros(len(ExchangeFigures._fields) + 2, tf.float64)
+        """The row of `StepFigures` of the latest step, which may not have computed it yet."""
 
     def measure(self, exchange: GradientExchange, after_gradients: tf.Tensor) -> tf.Tensor:
         """Return the figures at the end of a step; part of its graph."""

@@ -93,8 +93,8 @@ def train(method, seed, data, collective):
     if server is not None:
         server.close()
     if payload is None:
-        sent = statistics.median(each["payload_bytes"] for each in metrics)
-        ratio = statistics.median(each["compression_ratio"] for each in metrics)
+        sent = statistics.median(each.payload_bytes for each in metrics)
+        ratio = statistics.median(each.compression_ratio for each in metrics)
     else:
         sent = payload.total / (EPOCHS * STEPS_PER_EPOCH)
         ratio = 4 * training.elements(model) / sent
@@ -103,7 +103,7 @@ def train(method, seed, data, collective):
         "loss": losses,
         "payload_bytes": sent,
         "ratio": round(ratio, 2),
-        "residual_norm": [round(each["residual_norm"], 4) for each in metrics],
+        "residual_norm": [round(each.residual_norm, 4) for each in metrics],
         "training_seconds": training_seconds,
         "seconds": round(time.perf_counter() - started, 1),
     }

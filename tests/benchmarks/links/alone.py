@@ -81,7 +81,7 @@ def codec(name, parameters, repeats, shapes):
         step(gradients)[-1].numpy()
         seconds = time.perf_counter() - started
         if number >= 2:
-            encode.append(exchange.metrics()["encode_seconds"])
+            encode.append(exchange.metrics().encode_seconds)
             decode.append(max(0.0, seconds - encode[-1]))  # checks and copies of the exchange too
     sent = collective.sent  # noted when the graph was traced, once
     compressed = len(exchange.codec.collectives)

@@ -53,7 +53,7 @@ def run_codec(name, collective, *, compiled):
             arrays[f"{name}/result/{number}/{index}"] = result.numpy()
     for entry in exchange.state:
         arrays[f"{name}/state/{entry.name}"] = entry.variable.numpy()
-    arrays[f"{name}/payload_bytes"] = np.array(exchange.metrics()["payload_bytes"])
+    arrays[f"{name}/payload_bytes"] = np.array(exchange.metrics().payload_bytes)
     return arrays
 
 

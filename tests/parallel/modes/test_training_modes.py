@@ -65,7 +65,7 @@ class Ring:
         for batch in self.batches(same=same):
             mode.step(*batch)
             weights.append([np.array(each) for each in model.trainable_variables])
-            payloads.append(mode.exchange.metrics()["payload_bytes"])
+            payloads.append(mode.exchange.metrics().payload_bytes)
         moved = [after - before for after, before in zip(weights[-1], start, strict=True)]
         return {"moved": moved, "weights": weights, "payloads": payloads}
 

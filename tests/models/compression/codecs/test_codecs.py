@@ -167,7 +167,7 @@ def test_compiled_step_equals_eager_one(name, random_gradients, make_exchange, b
     for _ in range(2):
         for own, other in zip(step(gradients), eager.exchange(gradients), strict=True):
             np.testing.assert_allclose(own, other, rtol=2e-4, atol=1e-5)
-    assert compiled.metrics()["payload_bytes"] == eager.metrics()["payload_bytes"] > 0
+    assert compiled.metrics().payload_bytes == eager.metrics().payload_bytes > 0
 
 
 @pytest.mark.parametrize("name", sorted(set(CODECS) - {"norm_sparsifier", "threshold", "adaptive"}))
@@ -178,7 +178,7 @@ def test_payload_known_from_shapes_is_what_travels(name, size, make_ring, random
     ring.exchange(gradients)
     expected = ring.exchanges[0].payload_bytes([tf.TensorSpec(each.shape) for each in gradients[0]])
     # Each tensor's own halves are rounded down.
-    assert abs(expected - ring.exchanges[0].metrics()["payload_bytes"]) <= 2 * len(gradients[0])
+    assert abs(expected - ring.exchanges[0].metrics().payload_bytes) <= 2 * len(gradients[0])
 
 
 @pytest.mark.parametrize(

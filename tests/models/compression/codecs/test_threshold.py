@@ -30,4 +30,4 @@ def test_bytes_follow_the_data(count, make_ring):
     ring.alike(gradient)
     # 4 bytes of length a part in both stages, for 2 ranks; then 4 bytes an element in both stages, each worth half.
     # All elements are in rank 0's half, whose owner sends them to all: 4 * count there, and nothing from the other.
-    assert ring.exchanges[0].metrics()["payload_bytes"] == 8 + count * 4 // 2 + count * 4
+    assert ring.exchanges[0].metrics().payload_bytes == 8 + count * 4 // 2 + count * 4

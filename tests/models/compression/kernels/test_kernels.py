@@ -49,7 +49,7 @@ def test_results_and_states_are_those_without(name, size, make_ring, random_grad
     assert not plain.exchanges[0].codec.checks_finite
     for own, other in zip(results + states, expected + expected_states, strict=True):
         np.testing.assert_allclose(own, other, rtol=2e-3, atol=2e-4 * max(0.05, np.abs(other).max()))
-    sent = [exchange.metrics()["payload_bytes"] for exchange in (ring.exchanges[0], plain.exchanges[0])]
+    sent = [exchange.metrics().payload_bytes for exchange in (ring.exchanges[0], plain.exchanges[0])]
     assert sent[0] == sent[1]
 
 

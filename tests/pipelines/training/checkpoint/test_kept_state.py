@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipelines.training.checkpoint.kept_state import KeptRows, KeptStates, place_of, rank_uses_kernels
+from models.compression.exchange.figures import ExchangeFigures
+from pipelines.training.checkpoint.kept_state import KeptRows, KeptStates, StepRow, place_of, rank_uses_kernels
 from pipelines.training.checkpoint.state import TrainingState
 
 
@@ -99,10 +100,10 @@ def test_nobody_waits_for_facts_that_will_not_come(files: list[int]) -> None:
 def test_rows_outlive_their_writer_and_are_forgotten_by_step(files: list[int]) -> None:
     rows = KeptRows(files[2])
     for step in range(5):
-        rows.append((step, step / 2, 1000 + step, np.arange(6.0) + step))
+        rows.append(StepRow(step, step / 2, 1000 + step, ExchangeFigures(*np.arange(6.0) + step)))
     os.ftruncate(files[2], os.fstat(files[2]).st_size - 3)  # the last one was cut short
     found = KeptRows(files[2]).read()
-    np.testing.assert_equal(found, [(step, step / 2, 1000 + step, np.arange(6.0) + step) for step in range(4)])
+    assert found == [(step, step / 2, 1000 + step, tuple(np.arange(6.0) + step)) for step in range(4)]
     rows.keep(1, 3)
-    rows.append((9, 0.0, 0, np.zeros(6)))
-    assert [row[0] for row in rows.read()] == [1, 2, 9]
+    rows.append(StepRow(9, 0.0, 0, ExchangeFigures(*np.zeros(6))))
+    assert [row.step for row in rows.read()] == [1, 2, 9]

@@ -6,13 +6,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 import pytest
 from mlflow import MlflowClient
 
 from conf.load import load
 from conf.schema import RunConfig
-from models.compression.exchange.exchange import METRICS
+from models.compression.exchange.figures import ExchangeFigures
 from pipelines.comparison.run import compared_run
 from pipelines.launch.driver.failure import Outcome, WorkerError
 from pipelines.launch.runner import Attempt
@@ -264,7 +263,7 @@ def test_steps_that_led_to_another_ranks_divergence_are_recorded_and_those_to_it
     with recorded() as driver:
         rank = Record(driver.run, driver.folder / "checkpoints", lambda step: 0.1, start_step=0)
         for step in range(3):
-            rank.write_step(step, 0.5, np.zeros(len(METRICS)))
+            rank.write_step(step, 0.5, ExchangeFigures(0, 1, 0, 0, 0, 0))
         rank.write_unsaved_steps()
         driver.finish(None, has_diverged=has_diverged)
     assert [point.step for point in client.get_metric_history(driver.run.run_id, "train/step_loss")] == steps

@@ -12,7 +12,7 @@ import pytest
 from mlflow import MlflowClient
 
 from conf.load import load
-from models.compression.exchange.exchange import METRICS
+from models.compression.exchange.figures import ExchangeFigures
 from pipelines.storage.remote_path import RemotePath
 from pipelines.tracking.store import runs
 from pipelines.tracking.store.store import TrackedRun
@@ -135,11 +135,9 @@ def test_curves_by_step_have_no_times_of_a_step_that_compiles(
     for start in (0, 4):
         record = record_of(run, start)
         for step in range(start, start + 4):
-            measured = np.arange(6.0)
             if step == 6:  # beside the first step of a process
                 record.expect_compiling()
-            record.write_step(step, 0.5, measured)
-            assert measured.tolist() == [0, 1, 2, 3, 4, 5], "the epoch's sums are made of the same array"
+            record.write_step(step, 0.5, ExchangeFigures(*range(6)))
         record.write_steps(start + 4)
         end(record, start + 4)
     times = {"time/encode_seconds": 3, "time/collective_seconds": 4, "time/decode_seconds": 5}
@@ -211,7 +209,7 @@ def test_steps_that_are_taken_again_are_kept_for_the_next_process(run: TrackedRu
             record.write_unsaved_steps()
             record.go_on_after(5, [1])
         for step in steps:
-            record.write_step(step, 1.0, np.full(len(METRICS), 0.5))
-    assert [row[0] for row in rows.read()] == list(range(12))
+            record.write_step(step, 1.0, ExchangeFigures(*[0.5] * 6))
+    assert [row.step for row in rows.read()] == list(range(12))
     assert [row[0] for row in record._steps] == [10, 11], "those before are written"
     os.close(memory)

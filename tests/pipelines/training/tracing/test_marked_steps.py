@@ -9,10 +9,9 @@ import tensorflow as tf
 
 from conf.load import load
 from models.compression.arithmetic.marks import Marks
-from models.compression.exchange.exchange import METRICS
 from pipelines.training.setup.recipe import make_mode
 from pipelines.training.step.loss_scale import LossScale
-from pipelines.training.step.step import StepClocks
+from pipelines.training.step.step import StepClocks, StepFigures
 
 IMAGES = {"image": np.linspace(-1, 1, 128, dtype=np.float32).reshape(8, 16)}
 TARGETS = np.eye(8, 16, dtype=np.float32)
@@ -67,7 +66,7 @@ def test_a_marked_step_computes_the_same_and_has_all_its_parts(
     assert passes == ({"forward and backward pass"} if jit_compile else {"forward pass", "backward pass"})
     sent = {name for mark, _, _ in parts if mark.phase == "wire" for name in mark.tensors}
     assert any(name.endswith("kernel") for name in sent)
-    figures = dict(zip([*METRICS, "update", "after_gradients"], clocks.figures.numpy(), strict=True))
-    assert (figures["payload_bytes"] > 0, figures["after_gradients"] >= 0) == (True, True)
+    figures = StepFigures.from_row(clocks.figures.numpy())
+    assert (figures.exchange.payload_bytes > 0, figures.after_gradients_seconds >= 0) == (True, True)
     marks.clear()
     assert marks.read() == []
