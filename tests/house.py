@@ -1,6 +1,6 @@
 """What the product's files look like: python tests/house.py [PROJECT], as in `make check`.
 
-Prints each place where a folder or a file is too large, imports go in a circle, two classes have one name, a phrase or
+Prints each place where a folder or a file is too large, a folder has no map, imports go in a circle, two classes have one name, a phrase or
 the beginning of a docstring is not plain English, something outside of `modes/` asks which training mode it has, or a
 function of `pipelines` takes the whole configuration and is not listed here.
 """
@@ -22,6 +22,7 @@ from conf.sections.modes import MODES
 PROJECT = Path(__file__).parents[1]
 PACKAGES = ("conf", "jobs", "models", "pipelines")
 FOLDER_FILES = 15
+FILES_WITHOUT_MAP = 5
 MORE_FILES = {
     "jobs": 18,
     # One file for each row of a table.
@@ -181,10 +182,21 @@ def sources(project: Path) -> list[Source]:
     return [Source(name, text, ast.parse(text)) for name, text in texts.items()]
 
 
+def _folders(files: list[Source]) -> list[tuple[str, int]]:
+    names = [Path(file.name) for file in files]
+    return sorted(Counter(name.parent.as_posix() for name in names if name.name != "__init__.py").items())
+
+
+def maps(files: list[Source], project: Path) -> Iterator[str]:
+    """Find larger folders without a README."""
+    for folder, count in _folders(files):
+        if count > FILES_WITHOUT_MAP and not (project / folder / "README.md").is_file():
+            yield f"{folder}: {count} files and no README.md that says who calls whom"
+
+
 def sizes(files: list[Source]) -> Iterator[str]:
     """Find folders with too many files, and files with too many lines."""
-    folders = Counter(Path(file.name).parent.as_posix() for file in files if Path(file.name).name != "__init__.py")
-    for folder, count in sorted(folders.items()):
+    for folder, count in _folders(files):
         limit = MORE_FILES.get(folder, FOLDER_FILES)
         if count > limit:
             yield f"{folder}: {count} files, at most {limit}: give a part of it a folder"
@@ -321,7 +333,7 @@ def problems(project: Path) -> list[str]:
     """Everything that is found in a checkout."""
     files = sources(project)
     checks = (sizes, circles, fragments, mode_checks, whole_configurations)
-    return [*phrases(files, project), *(problem for check in checks for problem in check(files))]
+    return [*maps(files, project), *phrases(files, project), *(problem for check in checks for problem in check(files))]
 
 
 def main() -> int:

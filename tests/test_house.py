@@ -108,5 +108,11 @@ def test_listed_phrases_are_found_in_texts_and_not_in_names(tmp_path: Path) -> N
     ]
 
 
+def test_a_folder_of_six_files_needs_a_map(tmp_path: Path) -> None:
+    files = [source("", f"jobs/{number}.py") for number in range(6)]
+    assert len([*house.maps(files, tmp_path)]) == 1
+    assert [*house.maps(files[1:], tmp_path)] == []
+
+
 def test_the_house_is_in_order(project: Path) -> None:
     assert house.problems(project) == []
