@@ -1,8 +1,8 @@
 """What the product's files look like: python tests/house.py [PROJECT], as in `make check`.
 
-Prints each place where a folder or a file is too large, a folder has no map, imports go in a circle, two classes have one name, a phrase or
-the beginning of a docstring is not plain English, something outside of `modes/` asks which training mode it has, or a
-function of `pipelines` takes the whole configuration and is not listed here.
+Prints each place where a folder or a file is too large, a folder has no map, imports go in a circle, two classes have
+one name, a phrase or the beginning of a docstring is not plain English, something outside of `modes/` asks which
+training mode it has, or a function of `pipelines` takes the whole configuration and is not listed here.
 """
 
 import ast
