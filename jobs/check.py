@@ -112,7 +112,7 @@ def _check_dataset(config: RunConfig) -> str:
 
 
 def _check_output(config: RunConfig) -> str:
-    check_output(config)
+    check_output(config.training, config.dataset.path)
     return f"{config.training.output} can be written"
 
 

@@ -79,7 +79,7 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
     check_symmetries(symmetries, model.inputs)
     metrics = _own_metrics(config)
     if metrics:
-        check_own_metrics(config)
+        check_own_metrics(metrics)
         try_metrics(metrics, manifest)
     file = read_model_file(served)
     with spark_session("groundswell evaluate", config.launch.master, runs_on_connect=True) as spark:

@@ -104,7 +104,7 @@ def conclusion(config: RunConfig, test: RangeTest, suggestion: Suggestion | None
         # The rate at 256 is proportional to the rate, whichever law scales it.
         key, per_256 = "learning_rate_per_256", config.optimizer.learning_rate_per_256
         assert per_256 is not None
-        value = per_256 * suggestion.rate / peak_learning_rate(config)
+        value = per_256 * suggestion.rate / peak_learning_rate(config.optimizer, config.global_batch_size)
     else:
         key, value = "learning_rate", suggestion.rate
     return [
@@ -187,7 +187,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     if arguments.plot is not None:
         check_outputs(f"--plot {arguments.plot}", {arguments.plot: PLOT_MARK})
     config = read_config(arguments)
-    peak = peak_learning_rate(config)
+    peak = peak_learning_rate(config.optimizer, config.global_batch_size)
     low = peak * _BELOW_PEAK if arguments.low is None else arguments.low
     high = peak * _ABOVE_PEAK if arguments.high is None else arguments.high
     test = find_rate(config, rising_rates(low, high, arguments.steps), result)

@@ -223,7 +223,7 @@ def _resumable(found: Sequence[TaggedRun], planned: PlannedCell) -> str | None:
 
 
 def _has_checkpoints(run: TaggedRun, planned: PlannedCell) -> bool:
-    return bool(list_checkpoints(checkpoints_of(planned.config, run.run_id)))
+    return bool(list_checkpoints(checkpoints_of(planned.config.training.output, run.run_id)))
 
 
 def _is_alive(spark: SparkSession) -> bool:

@@ -54,25 +54,25 @@ def schedule_table(config: RunConfig, images: int) -> list[str]:
     Raises:
         ValueError: The images are fewer than one global batch, or the schedule does not fit the run.
     """
-    steps = _steps(config, images)
-    total = steps * config.training.epochs
+    steps, epochs = _steps(config, images), config.training.epochs
+    total, peak = steps * epochs, peak_learning_rate(config.optimizer, config.global_batch_size)
     rate = make_schedule(config, steps)
     points: dict[int, str] = {part * total // _PARTS: "" for part in range(_PARTS)}
-    for name, step in boundary_steps(config, steps):
+    for name, step in boundary_steps(config.schedule, epochs, steps):
         if step > 0:
             points.setdefault(step - 1, "")
         if step < total:
             # Milestones of a very short run may share a step.
             points[step] = ", ".join(filter(None, [points.get(step), name]))
-    for epochs in scaled_epochs(config, steps):
-        text = "full images" if epochs.scale == 1 else f"images scaled by {epochs.scale:g}"
-        points[epochs.first * steps] = ", ".join(filter(None, [points.get(epochs.first * steps), text]))
+    for part in scaled_epochs(config.input, config.schedule.recipe_epochs, epochs, steps):
+        text = "full images" if part.scale == 1 else f"images scaled by {part.scale:g}"
+        points[part.first * steps] = ", ".join(filter(None, [points.get(part.first * steps), text]))
     points[0] = ", ".join(filter(None, ["first step", points[0]]))
     points.setdefault(total - 1, "")
     points[total - 1] = ", ".join(filter(None, [points[total - 1], "last step"]))
     return [
-        f"peak {peak_learning_rate(config):g}, global batch {config.global_batch_size:,}, {images:,} images, "
-        f"{steps:,} steps an epoch, {config.training.epochs} epochs, {total:,} steps",
+        f"peak {peak:g}, global batch {config.global_batch_size:,}, {images:,} images, "
+        f"{steps:,} steps an epoch, {epochs} epochs, {total:,} steps",
         f"{'step':>12} {'epoch':>9} {'rate':>13}",
         *(
             f"{step:>12,} {step / steps:>9.2f} {rate(step):>13.6g}  {text}".rstrip()
@@ -91,7 +91,7 @@ def write_plot(config: RunConfig, images: int, path: Path, title: str) -> None:
     steps = _steps(config, images)
     total = steps * config.training.epochs
     rate = make_schedule(config, steps)
-    places = [step for _, step in boundary_steps(config, steps)]
+    places = [step for _, step in boundary_steps(config.schedule, config.training.epochs, steps)]
     shown = {round(part * (total - 1) / _CURVE_POINTS) for part in range(_CURVE_POINTS + 1)}
     shown |= {step + offset for step in places for offset in (-1, 0) if 0 <= step + offset < total}
     figure = schedule_curve({title: [(step / steps, rate(step)) for step in sorted(shown)]})

@@ -91,7 +91,7 @@ def train(config: RunConfig, result: Result | None = None) -> TrainedRun:
     config = with_absolute_paths(config)
     result.dataset = config.dataset.path
     manifest = check_dataset(config)
-    check_place(config)
+    check_place(config.training.output, config.dataset.path)
     chosen, config = config, with_stored_run(with_run_to_resume(config))
     if config == chosen and not config.tracking.offline:  # otherwise the store has just answered
         check_store(experiment_of_new_run(config))  # before Spark, which takes seconds to start
@@ -108,7 +108,7 @@ def with_run_to_resume(config: RunConfig) -> RunConfig:
     """Put the run's identifier in place of `training.resume_run=latest`."""
     if config.training.resume_run != "latest":
         return config
-    run = newest_resumable(config)
+    run = newest_resumable(config.training.output, config.tracking)
     say(f"resuming the newest unfinished run, {run.run_id} ({run.name}, {run.status.lower()})")
     if run.status == "RUNNING":
         say("MLflow shows it as running: its job has died, or make sure that no other job trains it")
@@ -132,7 +132,7 @@ def train_on(
     check_resume(config, manifest)
     if not config.tracking.offline:
         store.check_workers_reach(store.tracking_uri(), spark.sparkContext.master)
-    check_output(config)
+    check_output(config.training, config.dataset.path)
     display, shortage = TrainingDisplay(), ShortageHint(config)
     with recorded_run(config, manifest, display.tracking, tags) as record:
         _say_where(record)

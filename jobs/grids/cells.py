@@ -115,7 +115,7 @@ def _planned(cell: Cell, arguments: argparse.Namespace) -> PlannedCell:
         raise ValueError("tracking.offline=true: a grid finds the runs of its cells in MLflow, set it to false")
     config = with_fixed_source(with_absolute_paths(config))
     manifest = check_dataset(config)
-    check_output(config)
+    check_output(config.training, config.dataset.path)
     return PlannedCell(cell, config, manifest, training_digest(config, manifest.fingerprint))
 
 

@@ -39,4 +39,4 @@ def look(config: RunConfig) -> Site:
     """See `pipelines.training.driver.site.look`."""
     from pipelines.training.driver import site
 
-    return site.look(config)
+    return site.look(config.training.output, config.dataset.path)

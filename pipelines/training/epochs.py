@@ -171,7 +171,7 @@ class Epochs:
     def train(self, start: TrainingState) -> list[dict[str, float]]:
         """Train the remaining epochs and return the history, which is complete on rank 0 only."""
         history = list(start.history)
-        epochs, steps = self.rank.config.training.epochs, self.rank.steps
+        epochs, steps = self.rank.training.epochs, self.rank.steps
         has_trained, began = False, time.perf_counter()
         for epoch in range(start.epochs_done, epochs):
             if self._is_over(history):
@@ -201,7 +201,7 @@ class Epochs:
         return start.step if self.rank.recovery is None else self.rank.mode.block(start.step)
 
     def _is_over(self, history: list[dict[str, float]]) -> bool:
-        selection = self.rank.config.training.selection
+        selection = self.rank.training.selection
         if selection.patience is None:
             return False
         # Only rank 0 has the history of an earlier attempt.
@@ -238,8 +238,8 @@ class Epochs:
         ended = time.perf_counter()
         totals = totals_after(
             history,
-            rank.config,
             steps=rank.steps,
+            global_batch_size=rank.global_batch_size,
             payload_bytes=payload_bytes,
             seconds=place.earlier_seconds + ended - began,
             compile_seconds=trained.compile_seconds if place.is_first or changes_size else 0.0,
@@ -250,7 +250,7 @@ class Epochs:
             timed = phases if trained.measured_steps else None
             self.record.write_epoch(history, evaluations, timed, step=end, samples=samples)
             number, where = place.epoch + 1, line_of(timed) if timed else ""
-            is_last = number == place.epochs or is_over(history, rank.config.training.selection)
+            is_last = number == place.epochs or is_over(history, rank.training.selection)
             last = history[-1]
             tell(EpochTrained(epoch=number, epochs=place.epochs, metrics=last, where=where, is_last=is_last))
         # Last: an epoch with a checkpoint was recorded and reported to the driver.
@@ -263,8 +263,8 @@ class Epochs:
 
     def _train_steps(self, place: Place, history: list[dict[str, float]], keeper: EpochKeeper | None) -> EpochResult:
         """Train the remaining steps of one epoch."""
-        rank, config, model = self.rank, self.rank.config, self.rank.parts.model
-        every = config.training.checkpoint_every_steps
+        rank, training, model = self.rank, self.rank.training, self.rank.parts.model
+        every = training.checkpoint_every_steps
         saver = EpochSaver(
             rank.checkpoints, rank.mode.come_together, self.record, self.measurements, history, place, every
         )
@@ -276,7 +276,7 @@ class Epochs:
             trainer,
             first_step=place.epoch * rank.steps + place.start_step,
             earlier=place.earlier,
-            inputs_of=make_inputs(config, model, place.epoch, rank.sizes[place.epoch]),
+            inputs_of=make_inputs(training, model, place.epoch, rank.sizes[place.epoch]),
             hooks=StepHooks(
                 before=functools.partial(self.before_step, rank),
                 observer=self.measurements,

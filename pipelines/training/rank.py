@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import keras
 
 from conf.schema import RunConfig
+from conf.sections.training import TrainingConfig
 from models.layers.grids import Size
 from models.schedules import Schedule
 from pipelines.dataset.format.order import steps_per_epoch
@@ -23,8 +24,8 @@ from pipelines.training.checkpoint.state import TrainingState
 from pipelines.training.evaluation.validation import Validate, make_validation
 from pipelines.training.memory.shortage import Shortage
 from pipelines.training.ranks.stop import StopAgreement
-from pipelines.training.setup.input import TrainingInput
-from pipelines.training.setup.parts import Parts, make_data, make_parts, use_kernels
+from pipelines.training.setup.input import TrainingInput, make_input
+from pipelines.training.setup.parts import Parts, make_parts, use_kernels
 from pipelines.training.setup.precision import tell_precision
 from pipelines.training.setup.rates import make_schedule
 from pipelines.training.setup.resolution import trained_sizes
@@ -43,7 +44,9 @@ _log = logging.getLogger(__name__)
 class Rank:
     """The objects that one rank trains with; every rank makes them in the same order."""
 
-    config: RunConfig
+    training: TrainingConfig
+    global_batch_size: int
+    """Samples per optimizer step over all ranks."""
     run: TrackedRun
     checkpoint_folder: AnyPath
     parts: Parts
@@ -78,41 +81,43 @@ def make_rank(config: RunConfig, run: TrackedRun, checkpoint_folder: AnyPath, sh
         checkpoint_folder: Folder or URL of this run's checkpoints.
         shortage: Receives the memory needs of the model, for the error text if memory runs out.
     """
-    parts = make_parts(config, checkpoint_folder)
-    data = make_data(config, parts)
-    steps = steps_per_epoch(parts.manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
+    training, parts = config.training, make_parts(config, checkpoint_folder)
+    manifest, collective = parts.manifest, parts.collective
+    data = make_input(config, manifest, rank=collective.rank, size=collective.size, micro_batches=parts.micro_batches)
+    steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
     _log_size(parts, steps)
-    tell_precision(config.training.precision, parts.collective)
+    tell_precision(training.precision, collective)
 
-    schedule, stop, clocks = make_schedule(config, steps), StopAgreement(parts.collective), StepClocks()
-    loss_scale = LossScale() if config.training.precision == "float16" else None
-    average = WeightAverage(parts.model, config.training.ema) if config.training.ema is not None else None
+    schedule, stop, clocks = make_schedule(config, steps), StopAgreement(collective), StepClocks()
+    loss_scale = LossScale() if training.precision == "float16" else None
+    average = WeightAverage(parts.model, training.ema) if training.ema is not None else None
     mode = make_mode_of(
         config, parts, steps_per_epoch=steps, stop=stop, loss_scale=loss_scale, average=average, clocks=clocks
     )
-    trainer = make_trainer(config, parts, mode, schedule, stop)
+    trainer = make_trainer(training, parts, mode, schedule, stop)
     shortage.know(parts, mode)
-    validate = make_validation(config, parts.manifest, parts.model, parts.collective, average)
+    validate = make_validation(config, manifest, parts.model, collective, average)
 
     further = [*_variables(loss_scale), *_variables(average)]
     checkpoints = _make_checkpoints(config, parts, run, checkpoint_folder, data.order, mode, further)
     own = [*checkpoints.variables, *checkpoints.own, *mode.exchange.variables]
     recovery = make_recovery(
-        parts.collective,
+        collective,
         own,
         mode,
         config.launch.recover_every_steps,
         trainer.reset,
-        uses_kernels=use_kernels(config),
+        uses_kernels=use_kernels(config.exchange.codec.name),
     )
     return Rank(
-        config=config,
+        training=training,
+        global_batch_size=config.global_batch_size,
         run=run,
         checkpoint_folder=checkpoint_folder,
         parts=parts,
         data=data,
         steps=steps,
-        sizes=trained_sizes(config, parts.manifest, steps),
+        sizes=trained_sizes(config, manifest, steps),
         schedule=schedule,
         stop=stop,
         clocks=clocks,
@@ -152,7 +157,7 @@ def _make_checkpoints(
         dataset_fingerprint=manifest.fingerprint,
         history=[],
         order=order,
-        settings={**recorded_settings(config), **dataset_names(config, manifest)},
+        settings={**recorded_settings(config), **dataset_names(manifest, config.input.bands)},
     )
     steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
     best = functools.partial(best_step, config=selection, steps_per_epoch=steps) if selection.metric else None

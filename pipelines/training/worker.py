@@ -1,5 +1,6 @@
 """The training of one rank from start to end; it runs in a worker process of the launcher."""
 
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from conf.schema import RunConfig
+from conf.sections.dataset import ReaderConfig
 from pipelines.launch.rank import membership
 from pipelines.launch.rank.report import StoppedOnRequest, signs_of_life
 from pipelines.storage.remote_path import AnyPath
@@ -20,6 +22,7 @@ from pipelines.training.checkpoint.kept_state import KeptRows
 from pipelines.training.checkpoint.recovery import is_lost_peer
 from pipelines.training.checkpoint.selection import best_of, described
 from pipelines.training.checkpoint.state import TrainingState, newest_step
+from pipelines.training.driver.export import log_trained
 from pipelines.training.epochs import Epochs
 from pipelines.training.evaluation.validation import validation_images
 from pipelines.training.memory.shortage import Shortage, shortage_explained
@@ -57,50 +60,66 @@ def train_worker(
         StoppedOnRequest: A rank was asked to stop. Every rank stopped after the same step.
         MemoryError: This rank ran out of memory. The error names what would fit.
     """
-    with shortage_explained(config) as shortage:
+    with shortage_explained(config.training) as shortage:
         rank = make_rank(config, run, checkpoint_folder, shortage)
-        return _train(rank, shortage, before_step)
+        return _train(config, rank, shortage, before_step)
 
 
-def _train(rank: Rank, shortage: Shortage, before_step: Callable[[Rank, int], None]) -> TrainingSummary:
-    start, record = _take_over(rank, has_room=shortage.has_room()) if membership.is_spare() else _begin(rank)
-    epochs = _make_epochs(rank, record, start, before_step)
+def _train(
+    config: RunConfig, rank: Rank, shortage: Shortage, before_step: Callable[[Rank, int], None]
+) -> TrainingSummary:
+    dataset, reader = config.dataset.path, config.reader
+    if membership.is_spare():
+        start, record = _take_over(rank, dataset, reader, has_room=shortage.has_room())
+    else:
+        start, record = _begin(rank, dataset, reader)
+    measurements = StepMeasurements(rank.clocks, record, rank.parts.batch_norm_bytes)
+    epochs = Epochs(
+        rank,
+        record,
+        measurements,
+        sampler=make_sampler(config.tracking.system_seconds, measurements),
+        tracer=_make_tracer(rank, config.exchange.codec.name, record, start.step),
+        before_step=before_step,
+    )
     with _ends_explained(rank.checkpoints, record, epochs.sampler):
         history = _train_through(epochs, start)
     if record is None:
         return TrainingSummary("", history, "", 0)
     with signs_of_life():  # writes to the store have the store's own time limits
-        return _finish(rank, record, history)
+        return _finish(config, rank, record, history)
 
 
-def _begin(rank: Rank) -> tuple[TrainingState, Record | None]:
+def _begin(rank: Rank, dataset: str, reader: ReaderConfig) -> tuple[TrainingState, Record | None]:
     """Start at the first step or resume from the newest checkpoint; return the state and rank 0's record."""
     rank.checkpoints.check_folder()
-    start = rank.checkpoints.restore(resumes=rank.config.training.resume_run is not None)
+    start = rank.checkpoints.restore(resumes=rank.training.resume_run is not None)
     start = start.with_losses_of(rank.parts.collective.size, steps_per_epoch=rank.steps)
     rank.mode.begin(start.step)
-    record = _make_record(rank, start.step)
+    record = _make_record(rank, dataset, reader, start.step)
     facts = gather_json({**host_facts(), "devices": gpu_names()}, rank.parts.collective)
     if record is not None:
         record.write_ranks(facts)
         record.write_absent(start.history, steps=rank.steps)
-        if start.epochs_done < rank.config.training.epochs:
+        if start.epochs_done < rank.training.epochs:
             tell(Compiling())  # the first step reports nothing until it finishes
     if rank.recovery is not None:
         rank.recovery.keep(start)
     return start, record
 
 
-def _take_over(rank: Rank, *, has_room: bool) -> tuple[TrainingState, Record | None]:
+def _take_over(
+    rank: Rank, dataset: str, reader: ReaderConfig, *, has_room: bool
+) -> tuple[TrainingState, Record | None]:
     """Wait until the rank of this spare dies, then start from the in-memory checkpoint that all ranks have."""
     assert rank.recovery is not None, "the launcher holds spares where launch.recover asks for them"
     rank.mode.begin(0)
     if rank.parts.collective.group.size == 1:  # the ranks of a group are known only after they have joined
         # A spare that starts late skips the epochs that are done. After the last epoch no step is taken.
         left = rank.sizes[newest_step(rank.checkpoint_folder) // rank.steps :]
-        step_ahead(rank.config, rank.parts, rank.trainer, left or rank.sizes[-1:], has_room=has_room)
+        step_ahead(rank.training, rank.parts, rank.trainer, left or rank.sizes[-1:], has_room=has_room)
     start = rank.recovery.take_over()
-    record = _make_record(rank, newest_step(rank.checkpoint_folder))
+    record = _make_record(rank, dataset, reader, newest_step(rank.checkpoint_folder))
     if record is not None:
         record.go_on_after(start.step, rank.recovery.replaced)
     return start, record
@@ -126,53 +145,37 @@ def _train_through(epochs: Epochs, start: TrainingState) -> list[dict[str, float
             epochs.record.go_on_after(start.step, recovery.replaced)
 
 
-def _make_record(rank: Rank, step: int) -> Record | None:
+def _make_record(rank: Rank, dataset: str, reader: ReaderConfig, step: int) -> Record | None:
     """Create rank 0's record. `step` is the number of steps that the checkpoint contains. Other ranks get None."""
     if rank.parts.collective.rank != 0:
         return None
-    config, files = rank.config, membership.kept_memory()
+    training, files = rank.training, membership.kept_memory()
     return Record(
         rank.run,
         rank.checkpoint_folder,
         rank.schedule,
         start_step=step,
-        own_metrics=[*config.training.metrics, *config.training.mode.declaration.metrics],
-        image_of=validation_images(config, rank.parts.manifest),
+        own_metrics=[*training.metrics, *training.mode.declaration.metrics],
+        image_of=validation_images(dataset, reader, rank.parts.manifest),
         rows=KeptRows(files[2]) if files else None,
     )
 
 
-def _make_epochs(
-    rank: Rank, record: Record | None, start: TrainingState, before_step: Callable[[Rank, int], None]
-) -> Epochs:
-    """Make the object that trains the remaining epochs."""
-    config, parts = rank.config, rank.parts
-    measurements = StepMeasurements(rank.clocks, record, parts.batch_norm_bytes)
-    return Epochs(
-        rank,
-        record,
-        measurements,
-        sampler=make_sampler(config, measurements),
-        tracer=_make_tracer(rank, record, start.step),
-        before_step=before_step,
-    )
-
-
-def _make_tracer(rank: Rank, record: Record | None, done: int) -> StepTracer | None:
+def _make_tracer(rank: Rank, codec: str, record: Record | None, done: int) -> StepTracer | None:
     """Make the tracer of the steps in `training.trace_steps`; return None if no steps are traced."""
-    config, marks, folder = rank.config, rank.mode.exchange.marks, rank.checkpoint_folder
-    if config.training.trace_steps is None or marks is None:
+    training, marks, folder = rank.training, rank.mode.exchange.marks, rank.checkpoint_folder
+    if training.trace_steps is None or marks is None:
         return None
     write = record.write_trace if record is not None else lambda trace, profiles, step: None
     return StepTracer(
-        config.training.trace_steps,
+        training.trace_steps,
         done=done,
         marks=marks,
         collective=rank.parts.collective,
         folder=folder.parent if isinstance(folder, Path) else None,
         write=write,
-        profiles=config.training.tensorflow_profiler,
-        about={"codec": config.exchange.codec.name, "jit_compile": config.training.jit_compile},
+        profiles=training.tensorflow_profiler,
+        about={"codec": codec, "jit_compile": training.jit_compile},
     )
 
 
@@ -191,27 +194,28 @@ def _ends_explained(checkpoints: Checkpoints, record: Record | None, sampler: Sy
         raise type(error)(f"{error}; {checkpoints.how_to_continue()}") from None
 
 
-def _finish(rank: Rank, record: Record, history: list[dict[str, float]]) -> TrainingSummary:
+def _finish(config: RunConfig, rank: Rank, record: Record, history: list[dict[str, float]]) -> TrainingSummary:
     """Log the model of the chosen epoch and the model with averaged weights; only rank 0 calls this."""
-    config, parts, checkpoints, steps = rank.config, rank.parts, rank.checkpoints, rank.steps
-    selection, manifest, model = config.training.selection, parts.manifest, parts.model
+    checkpoints, steps, selection = rank.checkpoints, rank.steps, rank.training.selection
+    manifest, model = rank.parts.manifest, rank.parts.model
     best = best_of(history, selection) if selection.model == "best" else None
     epoch = len(history) if best is None else best.epoch
     if epoch < len(history):
         checkpoints.take_best(epoch * steps)
-    tags = described(history, selection, config.training.epochs)
-    computer = computer_of(model, config.training.precision, checkpoints.collective.size)
-    model_uri, not_recorded = record.write_result(
+    tags = described(history, selection, rank.training.epochs)
+    computer = computer_of(model, rank.training.precision, checkpoints.collective.size)
+    log_model = functools.partial(
+        log_trained,
+        rank.run,
         model,
         manifest,
         config,
-        steps=len(history) * steps,
-        model_steps=epoch * steps,
-        tags=tags,
-        summary=summary_of(history, config, manifest, computer),
+        step=epoch * steps,
         average=rank.average,
         thresholds=checkpoints.thresholds(epoch * steps),
     )
+    summary = summary_of(history, config, manifest, computer)
+    model_uri, not_recorded = record.write_end(tags, summary, steps=len(history) * steps, log_model=log_model)
     return TrainingSummary(
         model_uri,
         history,

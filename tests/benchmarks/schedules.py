@@ -26,11 +26,11 @@ RECORDED = 10
 def curve(config: RunConfig) -> list[tuple[float, float]]:
     """Epoch and rate at equal distances, and on both sides of every place of the schedule."""
     assert config.archive is not None
-    steps = IMAGES[config.archive.kind] // config.global_batch_size
-    total = steps * config.training.epochs
+    steps, epochs = IMAGES[config.archive.kind] // config.global_batch_size, config.training.epochs
+    total, places = steps * epochs, boundary_steps(config.schedule, epochs, steps)
     rate = make_schedule(config, steps)
     shown = {part * (total - 1) // POINTS for part in range(POINTS + 1)}
-    shown |= {step + side for _, step in boundary_steps(config, steps) for side in (-1, 0) if step + side < total}
+    shown |= {step + side for _, step in places for side in (-1, 0) if step + side < total}
     return [(step / steps, rate(step)) for step in sorted(shown)]
 
 
@@ -54,7 +54,8 @@ def draw(folder: Path) -> None:
     figure.savefig(folder / "schedules.png", dpi=120)
     lines = (f"  {json.dumps(name)}: {json.dumps(recorded(config))}" for name, config in named)
     (folder / "schedules.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    print(json.dumps({"peaks": {name: round(peak_learning_rate(config), 6) for name, config in named}}))
+    peaks = {name: peak_learning_rate(config.optimizer, config.global_batch_size) for name, config in named}
+    print(json.dumps({"peaks": {name: round(peak, 6) for name, peak in peaks.items()}}))
 
 
 def main() -> None:

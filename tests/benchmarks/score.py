@@ -105,7 +105,7 @@ for batch in training_batches(SplitReader(dataset, "train"), seed=0, epoch=0, gl
 print(f"trained: loss {float(value):.3f}", file=sys.stderr)
 served = with_probabilities(model, manifest.task)
 served.save(file)
-run, description = start_run("benchmark", None, {}, {}), metadata_of_model(manifest, config)
+run, description = start_run("benchmark", None, {}, {}), metadata_of_model(manifest, config.input.bands, config.model)
 print(json.dumps(log_model(run, served, description, None, step=1)))
 """
 

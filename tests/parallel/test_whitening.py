@@ -46,7 +46,7 @@ def test_the_filters_stay_what_the_dataset_made_them(
     manifest = read_manifest(small_dataset)
     keras.utils.set_random_seed(0)
     model = make_model(chosen, manifest)
-    line = begin_whitened(model, chosen, manifest)
+    line = begin_whitened(model, chosen.dataset.path, chosen.reader, manifest, chosen.input.bands)
     kernel = np.array(getattr(model, "network", model).get_layer(LAYER).kernel)
 
     first = train(chosen)

@@ -72,7 +72,8 @@ for weight in head:  # fresh, every class has the same probability
     weight.assign(random.normal(0, 1, weight.shape))
 run = start_run("scoring", None, {}, {})
 thresholds = [0.3 + 0.01 * index for index in range(len(manifest.class_names))]
-metadata = replace(metadata_of_model(manifest, config), thresholds=tuple(thresholds))
+metadata = metadata_of_model(manifest, config.input.bands, config.model)
+metadata = replace(metadata, thresholds=tuple(thresholds))
 uri = log_model(run, model, metadata, "scored", step=1)
 model.save(f"{folder}/model.keras")
 

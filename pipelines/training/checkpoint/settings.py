@@ -5,7 +5,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from conf.schema import RunConfig
-from conf.sections.optimizers import SGDConfig
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.storage.remote_path import AnyPath
 from pipelines.training.checkpoint.state import TrainingState
@@ -51,7 +50,9 @@ def recorded_settings(config: RunConfig) -> dict[str, str]:
     return {name: value for name, value in values.items() if name not in _NO_SETTINGS} | versions
 
 
-def check_same_training(checkpoint: AnyPath, state: TrainingState, config: RunConfig, manifest: Manifest) -> None:
+def check_same_training(
+    checkpoint: AnyPath, state: TrainingState, settings: Mapping[str, str], global_batch_size: int, manifest: Manifest
+) -> None:
     """Check that a checkpoint's state fits the training that continues from it.
 
     These changes are refused:
@@ -61,15 +62,22 @@ def check_same_training(checkpoint: AnyPath, state: TrainingState, config: RunCo
 
     Every other setting may change: rates, schedules, epochs, a codec's other parameters, augmentation, dropout.
 
+    Args:
+        checkpoint: The checkpoint.
+        state: Its state.
+        settings: Settings of the training that continues from it, see `recorded_settings`.
+        global_batch_size: Samples per step of that training.
+        manifest: Manifest of its dataset.
+
     Raises:
         ValueError: A setting differs. The error names every such setting, both values and what to do.
     """
     fixed = [
         ("the dataset's fingerprint", state.dataset_fingerprint, manifest.fingerprint),
-        ("training.seed", str(state.seed), str(config.training.seed)),
-        ("the global batch size", str(state.global_batch_size), str(config.global_batch_size)),
+        ("training.seed", str(state.seed), settings["training.seed"]),
+        ("the global batch size", str(state.global_batch_size), str(global_batch_size)),
     ]
-    now, then = recorded_settings(config), state.settings
+    now, then = settings, state.settings
     # The settings of a network by import path are the arguments of its function, and any of them may be left out.
     arguments = {name for name in then.keys() ^ now.keys() if name.startswith("model.settings.")}
     fixed += [(name, then.get(name, "not set"), now.get(name, "not set")) for name in sorted(arguments)]
@@ -86,7 +94,7 @@ def check_same_training(checkpoint: AnyPath, state: TrainingState, config: RunCo
     if "float16" in (before, after):  # only half floats have a loss scale
         fixed.append(("training.precision", before, after))
     name = "optimizer.momentum"
-    if isinstance(config.optimizer, SGDConfig) and "0.0" in (then.get(name), now[name]):
+    if now["optimizer.name"] == "sgd" and "0.0" in (then.get(name), now[name]):
         fixed.append((name, then.get(name, now[name]), now[name]))  # without momentum it has no variable, as LARS has
     differences = [f"{name} was {before}, is {after}" for name, before, after in fixed if before != after]
     if differences:

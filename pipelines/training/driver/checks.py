@@ -2,11 +2,16 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from conf.combinations import check_length
 from conf.schema import RunConfig
-from conf.sections.augmentations import PadCropConfig
+from conf.sections.augmentations import AugmentationConfig, PadCropConfig
+from conf.sections.dataset import ReaderConfig
+from conf.sections.input import InputConfig
+from conf.sections.networks import ModelConfig
+from conf.sections.tracking import TrackingConfig
+from conf.sections.training import TrainingConfig
 from models.layers.grids import shift_units
 from pipelines.dataset.format.manifest import Manifest, read_manifest
 from pipelines.dataset.format.order import steps_per_epoch
@@ -19,7 +24,7 @@ from pipelines.tracking.metrics import AVERAGED_GROUP, VALIDATION_GROUP, is_list
 from pipelines.tracking.store import runs
 from pipelines.training.checkpoint.files import check_writable, checkpoint_path, list_checkpoints
 from pipelines.training.checkpoint.selection import best_of, best_step, is_over, why_ended
-from pipelines.training.checkpoint.settings import check_same_order, check_same_training
+from pipelines.training.checkpoint.settings import check_same_order, check_same_training, recorded_settings
 from pipelines.training.checkpoint.state import KEPT, TrainingState, newest_state
 from pipelines.training.driver.output import CHECKPOINTS, check_place, checkpoints_of, records_folder, run_place
 from pipelines.training.driver.trial import has_own_parts, try_parts
@@ -45,22 +50,24 @@ def check_dataset(config: RunConfig) -> Manifest:
         RuntimeError: The process that builds such a part died, or the reader's package is not installed.
     """
     check_backend("training")
-    manifest = read_manifest(config.dataset.path)
+    dataset, training = config.dataset.path, config.training
+    manifest = read_manifest(dataset)
     if TRAINING_SPLIT not in manifest.splits:
-        raise ValueError(f"{config.dataset.path} has no training split, only {manifest.split_names()}")
+        raise ValueError(f"{dataset} has no training split, only {manifest.split_names()}")
     _check_steps(config, manifest)
-    _check_trace(config, manifest)
     steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
-    if (warning := check_length(config.training, config.exchange, steps)) is not None:
+    _check_trace(training, steps)
+    if (warning := check_length(training, config.exchange, steps)) is not None:
         _log.warning(warning)
     make_schedule(config, steps)
-    _check_reader(config, manifest)
-    _check_model_input(config, manifest)
+    workers = config.launch.num_workers
+    _check_reader(dataset, config.reader, manifest, workers=workers, copies=config.copies(workers))
+    _check_model_input(dataset, config.input, config.model, manifest)
     trained_sizes(config, manifest, steps)
-    check_own_metrics(config)
-    _check_selection(config, manifest)
-    class_weights(config.training.class_weights, manifest)
-    if config.training.resume_run is None:  # otherwise the checkpoint has all weights
+    check_own_metrics(training.metrics)
+    _check_selection(dataset, training, config.tracking, manifest)
+    class_weights(training.class_weights, manifest)
+    if training.resume_run is None:  # otherwise the checkpoint has all weights
         check_source(config.warm_start)
     if has_own_parts(config):
         try_parts(config, manifest)
@@ -68,8 +75,8 @@ def check_dataset(config: RunConfig) -> Manifest:
     with_own = config.reader.name != "petastorm" or config.model.whitens
     splits = [TRAINING_SPLIT, VALIDATION_SPLIT] if with_own else [VALIDATION_SPLIT]
     present = [split for split in splits if split in manifest.splits]
-    if not check_readable(config.dataset.path, manifest, present, reader_settings(config.reader)):
-        _check_cache_is_default(config)
+    if not check_readable(dataset, manifest, present, reader_settings(config.reader)):
+        _check_cache_is_default(dataset, config.reader)
     return manifest
 
 
@@ -83,82 +90,89 @@ def check_resume(config: RunConfig, manifest: Manifest) -> None:
         ValueError: All checkpoints are damaged or of another training, the run is finished, or MLflow does not know it.
         RuntimeError: MLflow does not answer.
     """
-    run_id = config.training.resume_run
+    training, offline = config.training, config.tracking.offline
+    run_id = training.resume_run
     if run_id is None:
         return
-    path, state = newest_state(checkpoints_of(config, run_id))
-    check_same_training(path, state, config, manifest)
-    if state.epochs_done > config.training.epochs:
+    path, state = newest_state(checkpoints_of(training.output, run_id))
+    check_same_training(path, state, recorded_settings(config), config.global_batch_size, manifest)
+    if state.epochs_done > training.epochs:
         raise ValueError(
-            f"{path} has done {state.epochs_done} epochs, more than training.epochs={config.training.epochs}: raise "
+            f"{path} has done {state.epochs_done} epochs, more than training.epochs={training.epochs}: raise "
             "training.epochs to continue"
         )
-    _check_not_beyond_the_end(path, state, config)
-    if state.epochs_done == config.training.epochs and _is_finished(config, run_id):
+    _check_not_beyond_the_end(path, state, training)
+    if state.epochs_done == training.epochs and _is_finished(training.output, run_id, offline=offline):
         raise ValueError(
             f"{path} has done {state.epochs_done} epochs, and the model is logged: raise training.epochs to continue"
         )
-    _check_best(path, state, config, manifest)
+    steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
+    _check_best(path, state, training, steps, offline=offline)
     if state.is_within_an_epoch:
-        check_same_order(path, state, order_of(config, _window_rows(config, manifest)))
+        window = _window_rows(config.dataset.path, config.reader, manifest)
+        check_same_order(path, state, order_of(config.reader, window))
 
 
-def check_output(config: RunConfig) -> None:
+def check_output(training: TrainingConfig, dataset: str) -> None:
     """Check that the driver can write to `training.output`, and that the checkpoints of a resumed run fit there.
 
     For a new run only rank 0 knows the size of the checkpoints, and it checks the space before the first step.
+
+    Args:
+        training: The settings with the output and the run to resume.
+        dataset: `dataset.path`.
 
     Raises:
         ValueError: The folder of a new run is in the dataset.
         RuntimeError: The folder cannot be written, or its disk has too little free space.
     """
-    check_place(config)
-    run_id = config.training.resume_run
+    check_place(training.output, dataset)
+    run_id = training.resume_run
     if run_id is None:
-        check_writable(any_path(config.training.output))
+        check_writable(any_path(training.output))
         return
-    place = run_place(config, run_id)
+    place = run_place(training.output, run_id)
     if isinstance(place, RemotePath):
         check_writable(place)
         return
     path, _ = newest_state(place / CHECKPOINTS)
     size = sum(part.stat().st_size for part in (place / CHECKPOINTS).glob(f"{path.stem}*.npz"))
     written = len(list_checkpoints(place / CHECKPOINTS))
-    kept = KEPT + (config.training.selection.metric is not None)
+    kept = KEPT + (training.selection.metric is not None)
     check_writable(place, size * (kept + 1 - min(kept, written)))
 
 
-def _window_rows(config: RunConfig, manifest: Manifest) -> int | None:
-    if config.reader.name == "petastorm":
+def _window_rows(dataset: str, reader: ReaderConfig, manifest: Manifest) -> int | None:
+    if reader.name == "petastorm":
         return None
-    return window_rows(config.dataset.path, manifest, TRAINING_SPLIT, reader_settings(config.reader))
+    return window_rows(dataset, manifest, TRAINING_SPLIT, reader_settings(reader))
 
 
-def _is_finished(config: RunConfig, run_id: str) -> bool:
+def _is_finished(output: str, run_id: str, *, offline: bool) -> bool:
     """Return whether only more epochs are left to do for a run; without the store, `groundswell sync` finishes it."""
-    if not config.tracking.offline:
+    if not offline:
         return runs.is_finished(run_id)
-    local = read_local_run(records_folder(config.training.output) / run_id)
+    local = read_local_run(records_folder(output) / run_id)
     return local is not None and local.status in ("TRAINED", "FINISHED")
 
 
 def batch_text(config: RunConfig) -> str:
     """Return a text that shows the factors of the global batch size."""
-    accumulated = config.accumulation_steps(config.launch.num_workers) or 1
-    micro_batches = f" x {accumulated} micro-batches" if accumulated > 1 else ""
-    return f"{_copies_text(config)}{micro_batches} x {config.training.batch_size_per_worker}"
-
-
-def _copies_text(config: RunConfig) -> str:
-    """Return the number and kind of the model copies that take different samples, as text."""
     workers = config.launch.num_workers
-    copies = config.copies(workers)
+    accumulated = config.accumulation_steps(workers) or 1
+    micro_batches = f" x {accumulated} micro-batches" if accumulated > 1 else ""
+    copies = _copies_text(workers, config.copies(workers))
+    return f"{copies}{micro_batches} x {config.training.batch_size_per_worker}"
+
+
+def _copies_text(workers: int, copies: int) -> str:
+    """Return the number and kind of the model copies that take different samples, as text."""
     return f"{workers} workers" if copies == workers else f"{copies} pipelines"
 
 
-def _check_not_beyond_the_end(path: AnyPath, state: TrainingState, config: RunConfig) -> None:
+def _check_not_beyond_the_end(path: AnyPath, state: TrainingState, training: TrainingConfig) -> None:
     """Check that a finished training would not log the model of a checkpoint inside a later epoch."""
-    selection, epochs = config.training.selection, config.training.epochs
+    selection, epochs = training.selection, training.epochs
     if not state.is_within_an_epoch or (state.epochs_done < epochs and not is_over(state.history, selection)):
         return
     best = best_of(state.history, selection) if selection.model == "best" else None
@@ -170,13 +184,12 @@ def _check_not_beyond_the_end(path: AnyPath, state: TrainingState, config: RunCo
         )
 
 
-def _check_best(path: AnyPath, state: TrainingState, config: RunConfig, manifest: Manifest) -> None:
+def _check_best(path: AnyPath, state: TrainingState, training: TrainingConfig, steps: int, *, offline: bool) -> None:
     """Check that training can continue with the selection rule, and that the best epoch's checkpoint exists."""
-    selection = config.training.selection
-    if is_over(state.history, selection) and _is_finished(config, config.training.resume_run or ""):
-        why = why_ended(state.history, selection, config.training.epochs)
+    selection, run_id = training.selection, training.resume_run or ""
+    if is_over(state.history, selection) and _is_finished(training.output, run_id, offline=offline):
+        why = why_ended(state.history, selection, training.epochs)
         raise ValueError(f"{path} ended {why}, and the model is logged: raise training.selection.patience to continue")
-    steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
     best = best_step(state.history, selection, steps)
     if best is not None and selection.model == "best" and not checkpoint_path(path.parent, best).is_file():
         raise ValueError(
@@ -186,39 +199,41 @@ def _check_best(path: AnyPath, state: TrainingState, config: RunConfig, manifest
         )
 
 
-def check_own_metrics(config: RunConfig) -> None:
+def check_own_metrics(names: Iterable[str]) -> None:
     """Check that the user's metrics have new names.
+
+    Args:
+        names: Names of the metrics in `training.metrics`.
 
     Raises:
         ValueError: A metric has the name of a built-in metric.
     """
-    for name in config.training.metrics:
+    for name in names:
         if is_listed(f"{VALIDATION_GROUP}/{name}"):
             raise ValueError(f"training.metrics.{name}: every training has a metric of that name, choose another one")
 
 
-def _check_selection(config: RunConfig, manifest: Manifest) -> None:
-    tracking = config.tracking
-    chosen = [("training.selection.metric", config.training.selection.metric)]
+def _check_selection(dataset: str, training: TrainingConfig, tracking: TrackingConfig, manifest: Manifest) -> None:
+    chosen = [("training.selection.metric", training.selection.metric)]
     if tracking.registered_model is not None and tracking.promote_metric != tracking.default("promote_metric"):
         chosen.append(("tracking.promote_metric", tracking.promote_metric))
     for setting, metric in chosen:
         if metric is not None:
-            _check_validation_metric(setting, metric, config, manifest)
+            _check_validation_metric(setting, metric, dataset, training, manifest)
 
 
-def _check_validation_metric(setting: str, metric: str, config: RunConfig, manifest: Manifest) -> None:
+def _check_validation_metric(
+    setting: str, metric: str, dataset: str, training: TrainingConfig, manifest: Manifest
+) -> None:
     if VALIDATION_SPLIT not in manifest.splits:
         raise ValueError(
-            f"{setting}={metric} needs a validation split, and {config.dataset.path} has only "
+            f"{setting}={metric} needs a validation split, and {dataset} has only "
             f"{', '.join(sorted(manifest.splits))}: leave out {setting}"
         )
-    own = list(config.training.metrics)
-    known = validation_metrics(
-        manifest.task, len(manifest.class_names), averaged=config.training.ema is not None, own=own
-    )
+    own = list(training.metrics)
+    known = validation_metrics(manifest.task, len(manifest.class_names), averaged=training.ema is not None, own=own)
     if metric not in known:
-        averaged = metric.startswith(f"{AVERAGED_GROUP}/") and config.training.ema is None
+        averaged = metric.startswith(f"{AVERAGED_GROUP}/") and training.ema is None
         remedy = ", and training.ema is null" if averaged else ""
         raise ValueError(f"{setting}={metric} should be one of {', '.join(known)}{remedy}")
 
@@ -230,7 +245,7 @@ def _check_steps(config: RunConfig, manifest: Manifest) -> None:
     if config.accumulation_steps(workers) is None:
         raise ValueError(
             f"training.global_batch_size={config.global_batch_size} does not divide into batches of {batch_size} on "
-            f"each of {_copies_text(config)}: make it a multiple of {copies * batch_size}, or change "
+            f"each of {_copies_text(workers, copies)}: make it a multiple of {copies * batch_size}, or change "
             "launch.num_workers or training.batch_size_per_worker"
         )
     if steps_per_epoch(rows, config.global_batch_size) == 0:
@@ -241,59 +256,58 @@ def _check_steps(config: RunConfig, manifest: Manifest) -> None:
         )
 
 
-def _check_trace(config: RunConfig, manifest: Manifest) -> None:
-    traced, epochs = config.training.trace_steps, config.training.epochs
-    steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
+def _check_trace(training: TrainingConfig, steps: int) -> None:
+    traced, epochs = training.trace_steps, training.epochs
     if traced is not None and traced[1] > epochs * steps:
         raise ValueError(
             f"training.trace_steps={traced} is beyond the end of the run, which has {epochs * steps} steps ({epochs} "
             f"epochs of {steps}): choose lower ones"
         )
-    if config.training.tensorflow_profiler and isinstance(any_path(config.training.output), RemotePath):
+    if training.tensorflow_profiler and isinstance(any_path(training.output), RemotePath):
         raise ValueError(
-            f"training.tensorflow_profiler=true writes files, and training.output={config.training.output} is a URL: "
+            f"training.tensorflow_profiler=true writes files, and training.output={training.output} is a URL: "
             "set a folder that all hosts mount, or training.tensorflow_profiler=false"
         )
 
 
-def _check_cache_is_default(config: RunConfig) -> None:
+def _check_cache_is_default(dataset: str, reader: ReaderConfig) -> None:
     for key in ("cache_folder", "cache_limit_gib"):
-        value = getattr(config.reader, key)
-        if value != config.reader.default(key):
+        value = getattr(reader, key)
+        if value != reader.default(key):
             raise ValueError(
-                f"reader.{key}={value} has no effect: {config.dataset.path} is local and not compressed, and is read "
+                f"reader.{key}={value} has no effect: {dataset} is local and not compressed, and is read "
                 "without a cache"
             )
 
 
-def _check_reader(config: RunConfig, manifest: Manifest) -> None:
-    if config.reader.name != "petastorm":
+def _check_reader(dataset: str, reader: ReaderConfig, manifest: Manifest, *, workers: int, copies: int) -> None:
+    if reader.name != "petastorm":
         return
     require("reader.name=petastorm", ["petastorm"])
     row_groups = sum(len(shard.row_groups) for shard in manifest.splits[TRAINING_SPLIT].shards)
-    if row_groups < config.copies(config.launch.num_workers):
+    if row_groups < copies:
         raise ValueError(
-            f"Petastorm's reader gives each worker whole row groups, and {config.dataset.path} has {row_groups} for "
-            f"{config.launch.num_workers} workers: set reader.name=groundswell, or prepare with a lower "
+            f"Petastorm's reader gives each worker whole row groups, and {dataset} has {row_groups} for "
+            f"{workers} workers: set reader.name=groundswell, or prepare with a lower "
             "prepare.row_group_mib"
         )
 
 
-def _check_model_input(config: RunConfig, manifest: Manifest) -> None:
+def _check_model_input(dataset: str, input_config: InputConfig, model: ModelConfig, manifest: Manifest) -> None:
     """Check that the images fit the model's first layers; errors name the settings."""
-    groups = used_groups(manifest.groups, config.input.bands)
-    side = min(full_size(config, manifest))
-    if side < config.model.least_side:
+    groups = used_groups(manifest.groups, input_config.bands)
+    side = min(full_size(groups))
+    if side < model.least_side:
         raise ValueError(
-            f"model.name={config.model.name} needs images of at least {config.model.least_side} pixels on each side, "
-            f"and those of {config.dataset.path} have {side}: choose another model.name"
+            f"model.name={model.name} needs images of at least {model.least_side} pixels on each side, "
+            f"and those of {dataset} have {side}: choose another model.name"
         )
-    _check_augmentation(config, groups)
-    upsampling, sizes = config.input.upsampling, {group.shape[:2] for group in groups}
-    if upsampling != config.input.default("upsampling") and len(sizes) == 1:
+    _check_augmentation(dataset, input_config.augmentation, groups)
+    upsampling, sizes = input_config.upsampling, {group.shape[:2] for group in groups}
+    if upsampling != input_config.default("upsampling") and len(sizes) == 1:
         ((height, width),) = sizes
         raise ValueError(
-            f"input.upsampling={upsampling} has no effect: all images of {config.dataset.path} that the network sees "
+            f"input.upsampling={upsampling} has no effect: all images of {dataset} that the network sees "
             f"have {height} x {width} pixels"
         )
     for group in groups:
@@ -302,19 +316,18 @@ def _check_model_input(config: RunConfig, manifest: Manifest) -> None:
         values = (*statistics.mean, *statistics.std) if statistics is not None else ()
         if len(values) != 2 * bands or not all(map(math.isfinite, values)):
             raise ValueError(
-                f"{config.dataset.path} has no finite mean and standard deviation for each of the {bands} bands of "
+                f"{dataset} has no finite mean and standard deviation for each of the {bands} bands of "
                 f"group {group.name!r}: prepare the dataset again"
             )
 
 
-def _check_augmentation(config: RunConfig, groups: Sequence[ImageGroup]) -> None:
-    augmentation = config.input.augmentation
+def _check_augmentation(dataset: str, augmentation: AugmentationConfig, groups: Sequence[ImageGroup]) -> None:
     for group in groups:
         height, width, _ = group.shape
         if augmentation.turns and height != width:
             raise ValueError(
                 f"input.augmentation={augmentation.name} turns images by 90 degrees, and group {group.name!r} of "
-                f"{config.dataset.path} has {height} x {width} pixels, no square: choose another input.augmentation"
+                f"{dataset} has {height} x {width} pixels, no square: choose another input.augmentation"
             )
     if isinstance(augmentation, PadCropConfig):
         sizes = {group.name: group.shape[:2] for group in groups}
@@ -322,6 +335,4 @@ def _check_augmentation(config: RunConfig, groups: Sequence[ImageGroup]) -> None
             try:
                 shift_units(sizes, pixels, key)
             except ValueError as error:
-                raise ValueError(
-                    f"input.augmentation.{key}={pixels} does not fit {config.dataset.path}: {error}"
-                ) from None
+                raise ValueError(f"input.augmentation.{key}={pixels} does not fit {dataset}: {error}") from None

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from conf.load import resolve
 from conf.schema import RunConfig
+from conf.sections.dataset import ReaderConfig
+from conf.sections.selection import SelectionConfig
 from models.networks.model import inputs_of, with_probabilities
 from pipelines.dataset.format.manifest import Manifest, read_manifest
 from pipelines.dataset.format.order import steps_per_epoch
@@ -53,11 +55,12 @@ def log_model_of(
         TrackingError: The store did not receive the model.
     """
     config, manifest = _what_was_trained(folder)
-    path, state, arrays = _read(checkpoints or folder / CHECKPOINTS, config, manifest, checkpoint)
+    steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
+    path, state, arrays = _read(checkpoints or folder / CHECKPOINTS, checkpoint, config.training.selection, steps)
     # Keras numbers unnamed layers per process. The checkpoint has the names of the first model in a process.
     keras.backend.clear_session()
     model = make_model(config, manifest)
-    freeze_layers(config, model)  # frozen layers have no average
+    freeze_layers(config.warm_start, model)  # frozen layers have no average
     average = WeightAverage(model, config.training.ema) if config.training.ema is not None else None
     _assign(path, arrays, model.variables, average.variables if average else [])
     return log_trained(run, model, manifest, config, step=state.step, average=average, thresholds=state.thresholds)
@@ -87,7 +90,8 @@ def log_trained(
     Raises:
         TrackingError: The store did not receive a model.
     """
-    metadata, task, tracking = metadata_of_model(manifest, config), manifest.task, config.tracking
+    metadata = metadata_of_model(manifest, config.input.bands, config.model)
+    task, tracking = manifest.task, config.tracking
 
     def tuned(group: str) -> ModelMetadata:
         return replace(metadata, thresholds=tuple(thresholds[group])) if group in thresholds else metadata
@@ -106,15 +110,15 @@ def log_trained(
         step=step,
         name=MODEL,
         promotion=Promotion(tracking.promote_metric, tracking.promote_margin),
-        example=_example(config, served),
+        example=_example(config.dataset.path, config.reader, served),
     )
 
 
-def _example(config: RunConfig, model: keras.Model) -> dict[str, NDArray[np.generic]] | None:
+def _example(dataset: str, reader: ReaderConfig, model: keras.Model) -> dict[str, NDArray[np.generic]] | None:
     """Return the first training sample as the model takes it; None if the dataset can no longer be read."""
     try:
-        reader = SplitReader(config.dataset.path, TRAINING_SPLIT, reader_settings(config.reader))
-        return inputs_of(model, reader.gather(np.zeros(1, np.int64)).images)
+        split = SplitReader(dataset, TRAINING_SPLIT, reader_settings(reader))
+        return inputs_of(model, split.gather(np.zeros(1, np.int64)).images)
     except (OSError, RuntimeError, ValueError) as error:
         _log.warning("the model gets no input example: %s", error)
         return None
@@ -129,7 +133,7 @@ def _what_was_trained(folder: Path) -> tuple[RunConfig, Manifest]:
 
 
 def _read(
-    checkpoints: AnyPath, config: RunConfig, manifest: Manifest, checkpoint: AnyPath | None
+    checkpoints: AnyPath, checkpoint: AnyPath | None, selection: SelectionConfig, steps: int
 ) -> tuple[AnyPath, TrainingState, dict[str, Any]]:
     if checkpoint is not None:
         return checkpoint, *_whole(checkpoint)
@@ -139,8 +143,6 @@ def _read(
             f"{checkpoints} has {len(list_checkpoints(checkpoints))} checkpoints, and none of them can be read"
         )
     path, state, arrays = newest
-    selection = config.training.selection
-    steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
     best = best_step(state.history, selection, steps) if selection.metric and selection.model == "best" else None
     if best is not None and best != state.step:
         path = checkpoint_path(checkpoints, best)

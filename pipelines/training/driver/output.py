@@ -11,7 +11,6 @@ from atexit import register
 from functools import cache
 from pathlib import Path
 
-from conf.schema import RunConfig
 from pipelines.dataset.format.files import check_outside
 from pipelines.storage.folder import Folder
 from pipelines.storage.remote_path import AnyPath, RemotePath, any_path, fetch, publish
@@ -20,14 +19,14 @@ from pipelines.tracking.journal.journal import driver_journal, journals, rank_jo
 CHECKPOINTS = "checkpoints"
 
 
-def run_place(config: RunConfig, run_id: str) -> AnyPath:
-    """Return the location of a run: its folder or its URL."""
-    return any_path(config.training.output) / run_id
+def run_place(output: str, run_id: str) -> AnyPath:
+    """Return the location of a run in `training.output`: its folder or its URL."""
+    return any_path(output) / run_id
 
 
-def checkpoints_of(config: RunConfig, run_id: str) -> AnyPath:
+def checkpoints_of(output: str, run_id: str) -> AnyPath:
     """Return the folder or URL of a run's checkpoints."""
-    return run_place(config, run_id) / CHECKPOINTS
+    return run_place(output, run_id) / CHECKPOINTS
 
 
 def records_folder(output: str) -> Path:
@@ -36,26 +35,30 @@ def records_folder(output: str) -> Path:
     return place if isinstance(place, Path) else _temporary(output)
 
 
-def check_place(config: RunConfig) -> None:
+def check_place(output: str, dataset: str) -> None:
     """Check that `training.output` is outside the dataset, and that a URL can be used; this takes only seconds.
+
+    Args:
+        output: `training.output`.
+        dataset: `dataset.path`.
 
     Raises:
         ValueError: The output is in the dataset.
         StorageError: The bucket does not exist, no server answers, or the credentials are missing or refused.
     """
-    check_outside("training.output", Folder.at(config.training.output), Folder.at(config.dataset.path))
-    place = any_path(config.training.output)
+    check_outside("training.output", Folder.at(output), Folder.at(dataset))
+    place = any_path(output)
     if isinstance(place, RemotePath):
         place.folder.check()
 
 
-def fetch_records(config: RunConfig, run_id: str) -> None:
+def fetch_records(output: str, run_id: str) -> None:
     """Copy the records of a run behind a URL, without checkpoints, into `records_folder`.
 
     Raises:
         StorageError: The storage cannot be used.
     """
-    local_records(run_place(config, run_id))
+    local_records(run_place(output, run_id))
 
 
 def local_records(place: AnyPath) -> Path:
@@ -73,11 +76,11 @@ def local_records(place: AnyPath) -> Path:
     return target
 
 
-def publish_records(config: RunConfig, run_id: str, *, failed: bool = False) -> None:
+def publish_records(output: str, run_id: str, *, failed: bool = False) -> None:
     """Copy a run's records from `records_folder` to its URL, if it has one.
 
     Args:
-        config: The configuration with the URL.
+        output: `training.output`.
         run_id: The run.
         failed: Whether the run ends with an error. Rank 0's journal may then not have been fetched, so it stays.
             Entries that were already delivered are delivered again, which is harmless.
@@ -86,10 +89,10 @@ def publish_records(config: RunConfig, run_id: str, *, failed: bool = False) -> 
         OSError: The stored data differ.
         StorageError: The storage cannot be used.
     """
-    place = run_place(config, run_id)
+    place = run_place(output, run_id)
     if isinstance(place, RemotePath):
         mirrors = driver_journal(Path()) if failed else journals(Path())
-        publish(records_folder(config.training.output) / run_id, place, mirrors=str(mirrors))
+        publish(records_folder(output) / run_id, place, mirrors=str(mirrors))
 
 
 def fetch_rank_journal(place: AnyPath, folder: Path) -> None:

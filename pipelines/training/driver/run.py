@@ -12,6 +12,7 @@ from typing import Any
 
 from conf.notation import text_of
 from conf.schema import RunConfig
+from conf.sections.tracking import TrackingConfig
 from pipelines.dataset.format.manifest import Manifest, manifest_json
 from pipelines.launch.driver.failure import RankLostError, WorkerError
 from pipelines.launch.runner import Attempt
@@ -67,7 +68,8 @@ class DriverRecord:
     place: AnyPath
     """Location of the run and its checkpoints: the same folder, or a URL."""
     _writer: RunWriter
-    _config: RunConfig
+    _micro_batches_of: Callable[[int], int | None]
+    """See `RunConfig.accumulation_steps`."""
     _check_held: Callable[[], None]
 
     @property
@@ -98,7 +100,7 @@ class DriverRecord:
             settings = {
                 **settings_history.now(self.folder),
                 "launch.num_workers": workers,
-                "micro_batches_per_step": str(self._config.accumulation_steps(attempt.num_workers)),
+                "micro_batches_per_step": str(self._micro_batches_of(attempt.num_workers)),
             }
             settings_history.record_changes(self._writer, self.folder, settings, newest_step(self.checkpoints))
         self._writer.drain(patience=0)
@@ -170,40 +172,40 @@ def recorded_run(
         ValueError: The store has no such run, or another driver trains it.
         TrackingError: The store does not answer, at the start or at the end.
     """
-    resumed, output = config.training.resume_run, records_folder(config.training.output)
+    resumed, output = config.training.resume_run, config.training.output
     heard = _Heard(on_news)
     with ExitStack() as stack:
         before: LocalRun | None = None
         if resumed is not None:  # the run must be ours before anything is read from it or written to it
-            check_held = stack.enter_context(held_run(run_place(config, resumed)))
-            fetch_records(config, resumed)
-            before = read_local_run(output / resumed)
+            check_held = stack.enter_context(held_run(run_place(output, resumed)))
+            fetch_records(output, resumed)
+            before = read_local_run(records_folder(output) / resumed)
             if before is None:
                 raise ValueError(
-                    f"{output / resumed} has no {FILE_NAME}, as every run's folder has: start a new run without "
-                    "training.resume_run"
+                    f"{records_folder(output) / resumed} has no {FILE_NAME}, as every run's folder has: start a new "
+                    "run without training.resume_run"
                 )
-            run = _continue(config, resumed)
+            run = _continue(output, resumed, offline=config.tracking.offline)
         else:
             description = describe_run(config, manifest, {**revision.tags(), **(tags or {})})
-            run = _start(config, description)
+            run = _start(description, offline=config.tracking.offline)
             try:
-                check_held = stack.enter_context(held_run(run_place(config, run.run_id)))
+                check_held = stack.enter_context(held_run(run_place(output, run.run_id)))
             except BaseException as error:
                 if not run.is_offline:
                     runs.end_failed_run(run, _status_after(error))
                 raise
-        folder = output / run.run_id
-        stack.enter_context(_published(config, run.run_id))
+        folder, place = records_folder(output) / run.run_id, run_place(output, run.run_id)
+        stack.enter_context(_published(output, run.run_id))
         stack.enter_context(guarded(run))
-        stack.enter_context(_ended(run, folder, run_place(config, run.run_id), heard))
+        stack.enter_context(_ended(run, folder, place, heard))
         if resumed is None:
             LocalRun(run.run_id, description, now(), is_stored=not run.is_offline).write(folder)
         writer = RunWriter(run, driver_journal(folder), on_news=heard)
         try:
             _write_beginning(writer, folder, run, config, manifest, before)
-            publish_records(config, run.run_id)
-            yield DriverRecord(run, folder, run_place(config, run.run_id), writer, config, check_held)
+            publish_records(output, run.run_id)
+            yield DriverRecord(run, folder, place, writer, config.accumulation_steps, check_held)
         except WorkerError as error:
             if is_divergence(error):
                 update_local_run(folder, has_diverged=True)
@@ -229,7 +231,7 @@ def with_stored_run(config: RunConfig) -> RunConfig:
     resumed = config.training.resume_run
     if resumed is None or config.tracking.offline:
         return config
-    place = run_place(config, resumed)
+    place = run_place(config.training.output, resumed)
     if isinstance(place, RemotePath):
         run_id = adopt_behind(place)
     elif read_local_run(place) is None:
@@ -245,28 +247,31 @@ def is_divergence(error: BaseException) -> bool:
     return isinstance(error, WorkerError) and error.root.summary.startswith(FloatingPointError.__name__)
 
 
-def newest_resumable(config: RunConfig) -> runs.UnfinishedRun:
+def newest_resumable(output: str, tracking: TrackingConfig) -> runs.UnfinishedRun:
     """Return the newest unfinished run of the experiment with checkpoints under `training.output`.
+
+    Args:
+        output: `training.output`.
+        tracking: The settings that name the experiment.
 
     Raises:
         ValueError: There is no such run.
         TrackingError: The store does not answer.
     """
-    tracking = config.tracking
     experiment = chosen_experiment(tracking.experiment, offline=tracking.offline)
-    unfinished = _unfinished_here(config, experiment) if tracking.offline else runs.unfinished_runs(experiment)
+    unfinished = _unfinished_here(output, experiment) if tracking.offline else runs.unfinished_runs(experiment)
     for run in unfinished:
-        if list_checkpoints(checkpoints_of(config, run.run_id)):
+        if list_checkpoints(checkpoints_of(output, run.run_id)):
             return run
     raise ValueError(
         f"training.resume_run=latest: {len(unfinished)} runs of experiment {experiment!r} are not "
-        f"finished, and none has checkpoints under {config.training.output}: name a run, or start a new one"
+        f"finished, and none has checkpoints under {output}: name a run, or start a new one"
     )
 
 
-def _unfinished_here(config: RunConfig, experiment: str) -> list[runs.UnfinishedRun]:
+def _unfinished_here(output: str, experiment: str) -> list[runs.UnfinishedRun]:
     """Return the unfinished runs of the experiment under `training.output`, the newest first."""
-    folders = [each for each in Path(config.training.output).glob("*") if each.is_dir() and not each.is_symlink()]
+    folders = [each for each in Path(output).glob("*") if each.is_dir() and not each.is_symlink()]
     found = [local for folder in folders if (local := _local_run(folder))]
     chosen = [
         each
@@ -285,15 +290,15 @@ def _local_run(folder: Path) -> LocalRun | None:
         return None
 
 
-def _start(config: RunConfig, made: Description) -> TrackedRun:
-    if config.tracking.offline:
+def _start(made: Description, *, offline: bool) -> TrackedRun:
+    if offline:
         return TrackedRun("", f"offline-{uuid.uuid4().hex}")
     return runs.start_run(made.experiment, made.name, made.parameters, made.tags, dataset=made.dataset)
 
 
-def _continue(config: RunConfig, run_id: str) -> TrackedRun:
-    folder = records_folder(config.training.output) / run_id
-    run = TrackedRun("", run_id) if config.tracking.offline else runs.continue_run(run_id)
+def _continue(output: str, run_id: str, *, offline: bool) -> TrackedRun:
+    folder = records_folder(output) / run_id
+    run = TrackedRun("", run_id) if offline else runs.continue_run(run_id)
     update_local_run(folder, status="RUNNING", ended=None, is_reported=False)
     return run
 
@@ -315,7 +320,7 @@ def _write_beginning(
         settings_history.begin(folder, settings)
         writer.text(manifest_json(manifest), "dataset.json")
     else:
-        newest = newest_step(checkpoints_of(config, run.run_id))
+        newest = newest_step(checkpoints_of(config.training.output, run.run_id))
         settings_history.record_changes(writer, folder, settings, newest)
         tags = tags_of(config, manifest)
         if before is not None and before.has_diverged:
@@ -324,7 +329,9 @@ def _write_beginning(
         if _was_left_running(run, before):
             tags = {**tags, **dict.fromkeys(DRIVER_DIED, "")}
         writer.tags(tags)
-    text = _as_yaml(config, manifest)
+    # The archive is left out, because training does not read it.
+    values = text_of(config.model_dump(mode="json", exclude={"archive", "prepare"}))
+    text = f"# dataset of archive {manifest.archive}, source fingerprint {manifest.source_fingerprint}\n{values}"
     writer.text(redacted(text), CONFIG_FILE)
     (folder / CONFIG_FILE).write_text(text)
     (folder / "dataset.json").write_text(manifest_json(manifest))
@@ -338,22 +345,16 @@ def _was_left_running(run: TrackedRun, before: LocalRun | None) -> bool:
     return not run.is_offline and DRIVER_DIED.items() <= runs.tags(run).items()
 
 
-def _as_yaml(config: RunConfig, manifest: Manifest) -> str:
-    """Return the effective configuration for `--config`, without the archive, which training does not read."""
-    values = text_of(config.model_dump(mode="json", exclude={"archive", "prepare"}))
-    return f"# dataset of archive {manifest.archive}, source fingerprint {manifest.source_fingerprint}\n{values}"
-
-
 @contextmanager
-def _published(config: RunConfig, run_id: str) -> Iterator[None]:
+def _published(output: str, run_id: str) -> Iterator[None]:
     """Copy the run's records to its URL at the end, if it has one; after a failure, only that failure is reported."""
     try:
         yield
     except BaseException:
         with suppress(OSError, StorageError):
-            publish_records(config, run_id, failed=True)
+            publish_records(output, run_id, failed=True)
         raise
-    publish_records(config, run_id)
+    publish_records(output, run_id)
 
 
 class _Heard:

@@ -5,7 +5,6 @@ import os
 import socket
 from dataclasses import dataclass
 
-from conf.schema import RunConfig
 from pipelines.dataset.format.manifest import read_manifest
 from pipelines.storage.remote_path import RemotePath, any_path
 from pipelines.training.checkpoint.files import check_writable
@@ -21,21 +20,26 @@ class Site:
     problems: tuple[str, ...]
 
 
-def look(config: RunConfig) -> Site:
-    """Check on a rank's host for packages, the dataset and the folder of the checkpoints."""
+def look(output: str, dataset: str) -> Site:
+    """Check on a rank's host for packages, the dataset and the folder of the checkpoints.
+
+    Args:
+        output: `training.output`.
+        dataset: `dataset.path`.
+    """
     problems = [f"the package {name} is not installed" for name in _PACKAGES if not importlib.util.find_spec(name)]
     try:
-        read_manifest(config.dataset.path)
+        read_manifest(dataset)
     except (OSError, ValueError, RuntimeError) as error:
         problems.append(f"dataset.path: {error}")
-    output = any_path(config.training.output)
-    if isinstance(output, RemotePath):
+    place = any_path(output)
+    if isinstance(place, RemotePath):
         try:
-            check_writable(output)
+            check_writable(place)
         except (RuntimeError, OSError) as error:
             problems.append(f"training.output: {error}")
-    elif not output.is_dir():
-        problems.append(f"training.output={output} does not exist here: it must be on storage that all hosts mount")
-    elif not os.access(output, os.W_OK | os.X_OK):
-        problems.append(f"training.output={output} cannot be written here")
+    elif not place.is_dir():
+        problems.append(f"training.output={place} does not exist here: it must be on storage that all hosts mount")
+    elif not os.access(place, os.W_OK | os.X_OK):
+        problems.append(f"training.output={place} cannot be written here")
     return Site(socket.gethostname(), tuple(problems))

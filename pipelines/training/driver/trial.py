@@ -9,12 +9,15 @@ import pickle
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from conf.schema import RunConfig
-from conf.sections.codecs import NoneConfig
-from conf.sections.optimizers import LayerwiseConfig
+from conf.sections.codecs import CodecConfig, NoneConfig
+from conf.sections.optimizers import LayerwiseConfig, OptimizerConfig
+from conf.sections.training import TrainingConfig
+from conf.sections.warm_start import WarmStartConfig
+from models.layers.grids import Size
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.training.setup.resolution import part_sizes
 
@@ -82,17 +85,20 @@ def build_parts(config: RunConfig, manifest: Manifest) -> list[str]:
     from pipelines.training.modes.table import check_model_of_mode
     from pipelines.training.setup.recipe import freeze_layers, make_model, make_rate_factors
 
+    path = str(config.model.arguments().get("path"))
     model = make_model(config, manifest)
-    _check_paths(model, config)
-    freeze_layers(config, model)
-    make_rate_factors(config, model)
-    _try_objective(config, manifest)
+    kept_by_path = _kept_by_path(config.warm_start, config.optimizer, config.exchange.codec, config.training)
+    _check_paths(model, kept_by_path, path)
+    freeze_layers(config.warm_start, model)
+    make_rate_factors(config.warm_start, model)
+    _try_objective(config.training, manifest)
     if isinstance(model, AugmentedModel) and model.augmentation is not None:
         # Not the layer itself, because Keras would turn an error into several lines.
         model.augmentation.call(*_two_samples(model), training=True)
     if config.model.name == "import":
-        _try_sizes(model, config, manifest)
-        _check_gradients(model, config)
+        sizes = part_sizes(config.input, config.model, manifest)
+        _try_sizes(model, sizes, len(manifest.class_names), path)
+        _check_gradients(model, path)
     if config.model.batch_norm_ranks != 1:
         try:
             batch_norms_over_ranks(model)
@@ -104,13 +110,13 @@ def build_parts(config: RunConfig, manifest: Manifest) -> list[str]:
         with_probabilities(model, manifest.task)
     except Exception as error:  # layers without a `get_config` of their arguments
         raise ValueError(
-            f"model.path={config.model.arguments().get('path')}: the trained model could not be saved, as its layers "
+            f"model.path={path}: the trained model could not be saved, as its layers "
             f"cannot be made again from their configuration ({described(error)})"
         ) from error
     return _notes(model) if config.model.name == "import" else []
 
 
-def _check_gradients(model: Any, config: RunConfig) -> None:
+def _check_gradients(model: Any, path: str) -> None:
     """Refuse a network that stops the gradients of trainable variables."""
     import tensorflow as tf
 
@@ -125,7 +131,7 @@ def _check_gradients(model: Any, config: RunConfig) -> None:
     ]
     if without:
         raise ValueError(
-            f"model.path={config.model.arguments()['path']}: {len(without)} trainable variables have no gradient, such "
+            f"model.path={path}: {len(without)} trainable variables have no gradient, such "
             f"as {without[0]}: set trainable=False in their layers, or let the gradients pass"
         )
 
@@ -141,52 +147,59 @@ def _notes(model: Any) -> list[str]:
     ]
 
 
-def _check_paths(model: Any, config: RunConfig) -> None:
-    """Refuse variables with the same path, as in two nested networks, if a setting identifies variables by path."""
-    setting = _kept_by_path(config)
+def _check_paths(model: Any, setting: str, path: str) -> None:
+    """Refuse variables with the same path, as in two nested networks, if a setting identifies variables by path.
+
+    Args:
+        model: The model.
+        setting: The setting; empty if there is none, see `_kept_by_path`.
+        path: `model.path`, for the error text.
+    """
     # A warm start also loads statistics. The other settings concern trained variables only.
     kept = model.variables if setting == "warm_start.source" else model.trainable_variables
-    twice = [path for path, count in Counter(each.path for each in kept).items() if count > 1]
+    twice = [found for found, count in Counter(each.path for each in kept).items() if count > 1]
     if setting and twice:
         raise ValueError(
-            f"model.path={config.model.arguments().get('path')}: {len(twice)} paths belong to several variables each, "
+            f"model.path={path}: {len(twice)} paths belong to several variables each, "
             f"such as {twice[0]}, and {setting} tells variables apart by their paths: rename layers"
         )
 
 
-def _kept_by_path(config: RunConfig) -> str:
+def _kept_by_path(
+    warm_start: WarmStartConfig, optimizer: OptimizerConfig, codec: CodecConfig, training: TrainingConfig
+) -> str:
     """Return the setting that identifies variables by their paths; empty if there is none."""
-    if isinstance(config.optimizer, LayerwiseConfig):
-        return f"optimizer={config.optimizer.name}"
-    if not isinstance(config.exchange.codec, NoneConfig):
-        return f"exchange.codec={config.exchange.codec.name}"
-    if config.training.mode.declaration.keeps_by_path:
-        return f"training.mode={config.training.mode.name}"
-    if config.warm_start.source is not None:
+    if isinstance(optimizer, LayerwiseConfig):
+        return f"optimizer={optimizer.name}"
+    if not isinstance(codec, NoneConfig):
+        return f"exchange.codec={codec.name}"
+    if training.mode.declaration.keeps_by_path:
+        return f"training.mode={training.mode.name}"
+    if warm_start.source is not None:
         return "warm_start.source"
-    return "training.ema" if config.training.ema is not None else ""
+    return "training.ema" if training.ema is not None else ""
 
 
-def _try_sizes(model: Any, config: RunConfig, manifest: Manifest) -> None:
+def _try_sizes(model: Any, sizes: Sequence[Size], classes: int, path: str) -> None:
     """Run a network by import path in training mode on two samples of each size in the resolution schedule."""
     from models.imported import described
     from models.layers.augmentation import AugmentedModel
     from models.layers.resolution import training_size
 
     network = model.network if isinstance(model, AugmentedModel) else model
-    for size in part_sizes(config, manifest):
+    for size in sizes:
         try:
             with training_size(size):
                 logits = network(_two_samples(network)[0], training=True)
         except Exception as error:  # the network's own layers may raise any exception
             reason = f"({described(error)})"
         else:
-            if tuple(logits.shape) == (2, len(manifest.class_names)):
+            if tuple(logits.shape) == (2, classes):
                 continue
             reason = f"(its logits for two samples have the shape {tuple(logits.shape)})"
         raise ValueError(
             f"input.resolution_schedule has images of {size[0]} x {size[1]} pixels, and "
-            f"model.path={config.model.arguments()['path']} cannot take them {reason}: leave it out, or let the "
+            f"model.path={path} cannot take them {reason}: leave it out, or let the "
             "network end with a mean over all pixels"
         )
 
@@ -214,21 +227,21 @@ def _made_up_samples(manifest: Manifest) -> tuple[Any, Any]:
     return targets, np.random.default_rng(0).normal(size=targets.shape).astype(np.float32)
 
 
-def _try_objective(config: RunConfig, manifest: Manifest) -> None:
+def _try_objective(training: TrainingConfig, manifest: Manifest) -> None:
     """Call loss and metrics by import path on artificial samples."""
     import numpy as np
 
     from pipelines.training.setup.objective import make_loss, make_metrics
 
-    if config.training.loss.name == "import":
+    if training.loss.name == "import":
         targets, logits = _made_up_samples(manifest)
-        losses = np.asarray(make_loss(config, manifest)(targets.astype(np.float32), logits))
+        losses = np.asarray(make_loss(training, manifest)(targets.astype(np.float32), logits))
         if losses.shape != (len(targets),):
             raise ValueError(
-                f"training.loss.path={config.training.loss.arguments()['path']}: the function returned "
+                f"training.loss.path={training.loss.arguments()['path']}: the function returned "
                 f"{losses.shape[0]} losses for {len(targets)} samples"
             )
-    try_metrics(make_metrics(config.training.metrics), manifest)
+    try_metrics(make_metrics(training.metrics), manifest)
 
 
 def _two_samples(model: "AugmentedModel") -> tuple[dict[str, Any], Any]:

@@ -8,6 +8,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from conf.schema import RunConfig
+from conf.sections.dataset import ReaderConfig
 from models.losses import classification_loss
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.dataset.read.reader import SplitReader
@@ -66,14 +67,16 @@ def make_validation(
     return validate
 
 
-def validation_images(config: RunConfig, manifest: Manifest) -> Callable[[int], NDArray[np.uint8]] | None:
+def validation_images(
+    dataset: str, reader: ReaderConfig, manifest: Manifest
+) -> Callable[[int], NDArray[np.uint8]] | None:
     """Return the function from a row of the validation split to its visible pixels; None without such a split."""
     if VALIDATION_SPLIT not in manifest.splits:
         return None
-    reader = SplitReader(config.dataset.path, VALIDATION_SPLIT, reader_settings(config.reader))
+    split = SplitReader(dataset, VALIDATION_SPLIT, reader_settings(reader))
 
     def image_of(row: int) -> NDArray[np.uint8]:
-        images = reader.gather(np.array([row])).images
+        images = split.gather(np.array([row])).images
         return visible({name: values[0] for name, values in images.items()}, manifest.groups)
 
     return image_of

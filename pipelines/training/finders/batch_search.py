@@ -35,11 +35,11 @@ def batch_search_worker(config: RunConfig, largest_allowed: int) -> BatchSearch:
     keras.utils.set_random_seed(config.training.seed)
     manifest = read_manifest(config.dataset.path)
     model = make_model(config, manifest)
-    freeze_layers(config, model)
-    agree_on_kernels(config, collective)
+    freeze_layers(config.warm_start, model)
+    agree_on_kernels(config.exchange.codec.name, collective)
     # On a GPU a rank gets an error if memory is full. All ranks share it before the exchange, so no rank waits forever.
     accumulates = config.training.accumulation_steps > 1 or config.training.global_batch_size is not None or _on_gpu()
-    loss, micro_batches = make_loss(config, manifest), 2 if accumulates else 1
+    loss, micro_batches = make_loss(config.training, manifest), 2 if accumulates else 1
     parts = Parts(collective, manifest, micro_batches, model, loss)
     mode = make_mode_of(
         config,
@@ -50,7 +50,7 @@ def batch_search_worker(config: RunConfig, largest_allowed: int) -> BatchSearch:
     )
     mode.begin(0)
     needs = estimate(model, mode, manifest, accumulates=accumulates)
-    trainer = make_trainer(config, parts, mode, lambda step: 0.0)
+    trainer = make_trainer(config.training, parts, mode, lambda step: 0.0)
     mode.optimizer.learning_rate = 0.0
     limit = _least(collective, memory_limit(ranks_on_host()))
     trials: list[Trial] = []

@@ -9,15 +9,16 @@ import numpy as np
 import tensorflow as tf
 
 from conf.schema import RunConfig
+from conf.sections.training import TrainingConfig
 from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, MEANS_NOT_FINITE
 from pipelines.launch.rank.report import StoppedOnRequest, step_done, stop_requested
 from pipelines.training.checkpoint.scattered import equal_on_ranks
 from pipelines.training.finders.rates import RangeTest, SmoothedLosses
-from pipelines.training.memory.shortage import Shortage, shortage_explained
+from pipelines.training.memory.shortage import shortage_explained
 from pipelines.training.ranks.collective import HorovodCollective
 from pipelines.training.ranks.events import Compiling, RateTried, tell
-from pipelines.training.setup.input import TrainingInput
-from pipelines.training.setup.parts import make_data, make_inputs, make_parts
+from pipelines.training.setup.input import TrainingInput, make_input
+from pipelines.training.setup.parts import make_inputs, make_parts
 from pipelines.training.setup.trainer import make_mode_of, make_trainer
 from pipelines.training.step.loop import Trainer
 from pipelines.training.step.loss_scale import LossScale
@@ -40,22 +41,26 @@ def range_test_worker(config: RunConfig, rates: Sequence[float]) -> RangeTest:
         StoppedOnRequest: A rank was asked to stop.
         MemoryError: This rank ran out of memory. The error names what would fit.
     """
-    with shortage_explained(config) as shortage:
-        return _test(config, rates, shortage)
-
-
-def _test(config: RunConfig, rates: Sequence[float], shortage: Shortage) -> RangeTest:
-    parts = make_parts(config)
-    collective, model = parts.collective, parts.model
-    # A scale of 1 changes no gradient. It lets all ranks stop together if one has gradients that are not finite.
-    scale = LossScale() if config.training.precision == "float16" else LossScale(initial=1.0, growth_steps=_NEVER)
-    mode = make_mode_of(config, parts, steps_per_epoch=len(rates), loss_scale=scale)
-    trainer = make_trainer(config, parts, mode, lambda step: rates[step])
-    shortage.know(parts, mode)
-    collective.broadcast([variable.value for variable in [*model.variables, *equal_on_ranks(mode.optimizer)]])
-    if collective.rank == 0:
-        tell(Compiling())
-    return _run(_inputs(config, make_data(config, parts), model), trainer, rates)
+    training = config.training
+    with shortage_explained(training) as shortage:
+        parts = make_parts(config)
+        collective, model = parts.collective, parts.model
+        # A scale of 1 changes no gradient. It lets all ranks stop together if one has gradients that are not finite.
+        scale = LossScale() if training.precision == "float16" else LossScale(initial=1.0, growth_steps=_NEVER)
+        mode = make_mode_of(config, parts, steps_per_epoch=len(rates), loss_scale=scale)
+        trainer = make_trainer(training, parts, mode, lambda step: rates[step])
+        shortage.know(parts, mode)
+        collective.broadcast([variable.value for variable in [*model.variables, *equal_on_ranks(mode.optimizer)]])
+        if collective.rank == 0:
+            tell(Compiling())
+        data = make_input(
+            config,
+            parts.manifest,
+            rank=collective.rank,
+            size=collective.size,
+            micro_batches=parts.micro_batches,
+        )
+        return _run(_inputs(training, data, model), trainer, rates)
 
 
 def _run(inputs: Iterator[Inputs], trainer: Trainer, rates: Sequence[float]) -> RangeTest:
@@ -72,10 +77,10 @@ def _run(inputs: Iterator[Inputs], trainer: Trainer, rates: Sequence[float]) -> 
     return RangeTest(losses.points, diverged=False)
 
 
-def _inputs(config: RunConfig, data: TrainingInput, model: keras.Model) -> Iterator[Inputs]:
+def _inputs(training: TrainingConfig, data: TrainingInput, model: keras.Model) -> Iterator[Inputs]:
     """Yield the inputs of this rank's batches, epoch after epoch."""
     for epoch in itertools.count():
-        yield from map(make_inputs(config, model, epoch), data.batches_of(epoch, 0))
+        yield from map(make_inputs(training, model, epoch), data.batches_of(epoch, 0))
 
 
 def _step(trainer: Trainer, rate: float, inputs: Iterator[Inputs]) -> float:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
-from conf.schema import RunConfig
+from conf.sections.training import TrainingConfig
 from pipelines.launch.rank import membership
 from pipelines.training.finders.batches import FRACTION, smaller_batch
 from pipelines.training.memory.memory import MemoryLimit, Needs, memory_limit, resident_peak
@@ -19,9 +19,9 @@ from pipelines.training.step.mode import Mode
 class Shortage:
     """The known memory needs of a rank, for the error text if its memory runs out."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, training: TrainingConfig) -> None:
         """Start without needs, because there is no model yet."""
-        self._config = config
+        self._training = training
         self._needs: Needs | None = None
         self._limit: MemoryLimit | None = None
 
@@ -43,7 +43,7 @@ class Shortage:
         if needs is None or limit is None or tf.config.get_visible_devices("GPU"):
             return False
         # This process uses as much memory as a rank before its first step.
-        each = resident_peak() + needs.gradients + self._config.training.batch_size_per_worker * needs.sample
+        each = resident_peak() + needs.gradients + self._training.batch_size_per_worker * needs.sample
         states = 2 * (needs.weights + needs.optimizer + needs.exchange)  # the in-memory checkpoints that both share
         return 2 * each + states <= FRACTION * limit.bytes
 
@@ -52,17 +52,17 @@ class Shortage:
         begin = f"rank {rank_of_job()} ran out of memory"
         if self._needs is None:
             return f"{begin} before it had a model, whatever the batch is: choose a smaller model or more memory"
-        return f"{begin} with {smaller_batch(self._config.training, self._needs, self._limit)}"
+        return f"{begin} with {smaller_batch(self._training, self._needs, self._limit)}"
 
 
 @contextmanager
-def shortage_explained(config: RunConfig) -> Iterator[Shortage]:
+def shortage_explained(training: TrainingConfig) -> Iterator[Shortage]:
     """Explain an error of memory: name rank, batch and needs of the model, and a batch that would fit.
 
     Raises:
         MemoryError: Memory ran out. This error replaces that of TensorFlow, or one with less information.
     """
-    shortage = Shortage(config)
+    shortage = Shortage(training)
     try:
         yield shortage
     except (tf.errors.ResourceExhaustedError, MemoryError):

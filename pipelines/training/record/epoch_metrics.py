@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from conf.schema import RunConfig
 from models.layers.grids import Size
 from pipelines.tracking.metrics import IMAGE_HEIGHT
 from pipelines.training.ranks.results import Evaluation
@@ -57,9 +56,9 @@ def epoch_metrics(
 
 def totals_after(
     history: Sequence[Mapping[str, float]],
-    config: RunConfig,
     *,
     steps: int,
+    global_batch_size: int,
     payload_bytes: float,
     seconds: float,
     compile_seconds: float,
@@ -68,8 +67,8 @@ def totals_after(
 
     Args:
         history: Metrics of the previous epochs.
-        config: The whole configuration.
         steps: Number of steps per epoch.
+        global_batch_size: Samples per step over all ranks.
         payload_bytes: Payload of its steps.
         seconds: Seconds since the end of the previous epoch, without repeated steps.
         compile_seconds: Seconds of this time in which the training step was compiled.
@@ -78,7 +77,7 @@ def totals_after(
     epochs = len(history) + 1
     return {
         "time/epoch": float(epochs),
-        "time/samples_seen": float(epochs * steps * config.global_batch_size),
+        "time/samples_seen": float(epochs * steps * global_batch_size),
         "time/elapsed_seconds": before.get("time/elapsed_seconds", 0.0) + seconds - compile_seconds,
         "time/compile_seconds": before.get("time/compile_seconds", 0.0) + compile_seconds,
         "exchange/payload_bytes_total": before.get("exchange/payload_bytes_total", 0.0) + payload_bytes,

@@ -3,7 +3,6 @@
 import numpy as np
 import tensorflow as tf
 
-from conf.schema import RunConfig
 from pipelines.tracking.journal.system import SystemSampler
 from pipelines.training.ranks.collective import HorovodCollective
 from pipelines.training.record.phases import Measured, StepPhases, divide
@@ -78,9 +77,13 @@ def gather_phases(measured: Measured, collective: HorovodCollective) -> StepPhas
     return divide(collective.concatenate(measured.row))
 
 
-def make_sampler(config: RunConfig, measurements: StepMeasurements) -> SystemSampler | None:
-    """Start to sample this rank's machine if `tracking.system_seconds` is set."""
-    seconds = config.tracking.system_seconds
+def make_sampler(seconds: float | None, measurements: StepMeasurements) -> SystemSampler | None:
+    """Start to sample this rank's machine.
+
+    Args:
+        seconds: `tracking.system_seconds`; None: there are no samples.
+        measurements: The measurements that count the steps.
+    """
     return None if seconds is None else SystemSampler(seconds, lambda: measurements.steps_done)
 
 

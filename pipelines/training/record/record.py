@@ -6,15 +6,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-import keras
-
-from conf.schema import RunConfig
 from models.compression.exchange.figures import ExchangeFigures
 from models.schedules import Schedule
-from pipelines.dataset.format.manifest import Manifest
 from pipelines.storage.folder import StorageError
 from pipelines.storage.remote_path import AnyPath
 from pipelines.tracking.journal.delivery import News
@@ -24,11 +19,10 @@ from pipelines.tracking.journal.writer import Point, RunWriter, now
 from pipelines.tracking.metrics import VALIDATION_GROUP, headlines
 from pipelines.tracking.store.store import TrackedRun, TrackingError
 from pipelines.training.checkpoint.kept_state import KeptRows, StepRow
-from pipelines.training.driver.export import log_trained
 from pipelines.training.driver.output import RankJournal
 from pipelines.training.ranks.events import SavingModel, TrackingNews, tell
 from pipelines.training.ranks.predictions import Predictions
-from pipelines.training.ranks.results import Evaluation, Thresholds
+from pipelines.training.ranks.results import Evaluation
 from pipelines.training.record.phase_table import PhaseTable
 from pipelines.training.record.phases import StepPhases
 from pipelines.training.record.plots import learning_curves, learning_rate_curve, per_class_bars, where_the_step_goes
@@ -39,7 +33,6 @@ from pipelines.training.record.prediction_plots import (
     contact_sheet,
     precision_recall_curves,
 )
-from pipelines.training.step.weight_average import WeightAverage
 from pipelines.training.tracing.spans import TRACE_FILE
 
 _STEP_METRICS = [
@@ -74,7 +67,7 @@ class Record:
             image_of: Returns the pixels of a row of the validation split; called from a thread.
             rows: Memory that keeps unwritten steps if this process dies. Rows of an earlier process are read from it.
         """
-        self._run, self._journal = run, RankJournal(checkpoints)
+        self._journal = RankJournal(checkpoints)
         self._writer = RunWriter(
             run, self._journal.folder, restart_step=start_step, on_news=_tell_driver, own_metrics=own_metrics
         )
@@ -329,43 +322,6 @@ class Record:
         self._writer.close()
         self._journal.publish()
         return uri, reason
-
-    def write_result(
-        self,
-        model: keras.Model,
-        manifest: Manifest,
-        config: RunConfig,
-        *,
-        steps: int,
-        model_steps: int,
-        tags: Mapping[str, str],
-        summary: Mapping[str, float],
-        average: WeightAverage | None = None,
-        thresholds: Thresholds = MappingProxyType({}),
-    ) -> tuple[str, str]:
-        """Write tags, summary and model at the end, and stop writing; see `write_end`.
-
-        Args:
-            model: The trained model.
-            manifest: Manifest of its dataset.
-            config: The whole configuration.
-            steps: Total number of optimizer steps.
-            model_steps: Number of steps after which the model's weights were taken.
-            tags: Tags of the run about its end.
-            summary: Metrics of the whole run.
-            average: The average of its weights. It is logged as a separate model, before the other one.
-            thresholds: Thresholds tuned on the validation split after these steps.
-
-        Returns:
-            The same as `write_end`.
-        """
-
-        def log_model() -> str:
-            return log_trained(
-                self._run, model, manifest, config, step=model_steps, average=average, thresholds=thresholds
-            )
-
-        return self.write_end(tags, summary, steps=steps, log_model=log_model)
 
 
 def _tell_driver(news: News, reason: str) -> None:

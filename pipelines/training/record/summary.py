@@ -10,6 +10,7 @@ from pipelines.dataset.format.manifest import Manifest
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
 from pipelines.tracking.metrics import IMAGE_HEIGHT, is_lower_better
 from pipelines.training.checkpoint.selection import best_of
+from pipelines.training.setup.bands import used_groups
 from pipelines.training.setup.resolution import full_size
 
 History = Sequence[Mapping[str, float]]
@@ -33,10 +34,10 @@ class Computer:
     """Peak of rank 0's cores or GPU; None if unknown."""
 
 
-def compared_metric(config: RunConfig, manifest: Manifest) -> str:
+def compared_metric(selection: SelectionConfig, manifest: Manifest) -> str:
     """Return the metric that epochs are compared by: that of `training.selection`, or the usual one of the task."""
-    if config.training.selection.metric is not None:
-        return config.training.selection.metric
+    if selection.metric is not None:
+        return selection.metric
     if VALIDATION_SPLIT not in manifest.splits:
         return "train/loss"
     return "val/f1_micro" if manifest.task == "multi_label" else "val/top_1"
@@ -51,7 +52,7 @@ def summary_of(history: History, config: RunConfig, manifest: Manifest, computer
         manifest: Manifest of the dataset.
         computer: Properties of model and device.
     """
-    metric = compared_metric(config, manifest)
+    metric = compared_metric(config.training.selection, manifest)
     last, rows = history[-1], manifest.splits[TRAINING_SPLIT].rows
     values: dict[str, float] = {}
     best = best_of(history, SelectionConfig(metric=metric))
@@ -83,7 +84,7 @@ def summary_of(history: History, config: RunConfig, manifest: Manifest, computer
         "matmul_flops_per_second": computer.matmul_flops_per_second,
     }
     # Smaller images of a resolution schedule need fewer operations.
-    height = full_size(config, manifest)[0]
+    height = full_size(used_groups(manifest.groups, config.input.bands))[0]
     full = [row for row in timed if row.get(IMAGE_HEIGHT, height) == height]
     if full:
         computed = values["flops_per_image"] * _speed_of_a_rank(full, computer)

@@ -2,12 +2,13 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conf.effect import RULES
 from conf.schema import RunConfig
-from conf.sections.networks import ResNetCifarConfig, ResNetConfig
+from conf.sections.networks import ModelConfig, ResNetCifarConfig, ResNetConfig
+from conf.sections.training import TrainingConfig
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.sample import TRAINING_SPLIT
 from pipelines.storage.locations import redacted
@@ -35,28 +36,32 @@ def describe_run(config: RunConfig, manifest: Manifest, tags: Mapping[str, str])
         manifest: Manifest of the dataset.
         tags: Further tags.
     """
+    own = tags_of(config, manifest)
     return Description(
         chosen_experiment(config.tracking.experiment, offline=config.tracking.offline),
-        config.tracking.run_name or run_name(config),
+        config.tracking.run_name or run_name(own),
         parameters_of(config, manifest),
-        {DESCRIPTION_TAG: _sentence(config, manifest), **tags_of(config, manifest), **tags},
+        {DESCRIPTION_TAG: _sentence(own, config.training.epochs, manifest), **own, **tags},
         dataset_facts(config.dataset.path, manifest),
     )
 
 
-def run_name(config: RunConfig) -> str:
+def run_name(tags: Mapping[str, str]) -> str:
     """Return a name from what differs most between runs: network, optimizer, global batch, codec, precision, workers.
 
     An example is `r50-lars-g512-onebit-4w`. Codec none and precision float32 are left out.
+
+    Args:
+        tags: Tags of the run, see `tags_of`.
     """
-    codec, precision = config.exchange.codec.name, config.training.precision
+    codec, precision = tags["codec"], tags["precision"]
     parts = [
-        _network(config),
-        config.optimizer.name,
-        f"g{config.global_batch_size}",
+        tags["model"],
+        tags["optimizer"],
+        f"g{tags['global_batch']}",
         *([codec] if codec != "none" else []),
-        *([precision.replace("float", "f")] if precision != config.training.default("precision") else []),
-        f"{config.launch.num_workers}w",
+        *([precision.replace("float", "f")] if precision != TrainingConfig.default("precision") else []),
+        f"{tags['workers']}w",
     ]
     return "-".join(parts)
 
@@ -113,18 +118,24 @@ def dataset_facts(path: str, manifest: Manifest) -> DatasetFacts:
     )
 
 
-def metadata_of_model(manifest: Manifest, config: RunConfig) -> ModelMetadata:
-    """Return the metadata that is logged with each model of a training."""
+def metadata_of_model(manifest: Manifest, bands: Sequence[str] | None, network: ModelConfig) -> ModelMetadata:
+    """Return the metadata that is logged with each model of a training.
+
+    Args:
+        manifest: Manifest of its dataset.
+        bands: `input.bands`.
+        network: The model's section.
+    """
     return ModelMetadata(
         class_names=manifest.class_names,
         task=manifest.task,
-        groups={group.name: group.bands for group in used_groups(manifest.groups, config.input.bands)},
-        bands=tuple(seen_bands(manifest.groups, config.input.bands)),
+        groups={group.name: group.bands for group in used_groups(manifest.groups, bands)},
+        bands=tuple(seen_bands(manifest.groups, bands)),
         archive=manifest.archive,
         dataset_fingerprint=manifest.fingerprint,
         source_fingerprint=manifest.source_fingerprint,
         samples={name: SplitSamples(split.rows, tuple(split.class_counts)) for name, split in manifest.splits.items()},
-        network=config.model.model_dump(),
+        network=network.model_dump(),
     )
 
 
@@ -135,7 +146,7 @@ def tags_of(config: RunConfig, manifest: Manifest) -> dict[str, str]:
         "mlflow.source.type": "JOB",
         "dataset_fingerprint": manifest.fingerprint,
         "archive": manifest.archive,
-        "model": _network(config),
+        "model": _network(config.model),
         "optimizer": config.optimizer.name,
         "codec": config.exchange.codec.name,
         "global_batch": str(config.global_batch_size),
@@ -144,21 +155,21 @@ def tags_of(config: RunConfig, manifest: Manifest) -> dict[str, str]:
     }
 
 
-def _sentence(config: RunConfig, manifest: Manifest) -> str:
-    """Return a sentence that describes a run to readers of its page."""
+def _sentence(tags: Mapping[str, str], epochs: int, manifest: Manifest) -> str:
+    """Return a sentence that describes a run to readers of its page; for `tags` see `tags_of`."""
     rows = manifest.splits[TRAINING_SPLIT].rows if TRAINING_SPLIT in manifest.splits else 0
-    training, codec = config.training, config.exchange.codec.name
+    codec = tags["codec"]
     return (
-        f"{_network(config)} trained with {config.optimizer.name} on {manifest.archive}: {rows} training samples, "
-        f"{len(manifest.class_names)} classes ({manifest.task.replace('_', '-')}), {training.epochs} epochs, global "
-        f"batch {config.global_batch_size} on {config.launch.num_workers} workers, {training.precision}, "
+        f"{tags['model']} trained with {tags['optimizer']} on {manifest.archive}: {rows} training samples, "
+        f"{len(manifest.class_names)} classes ({manifest.task.replace('_', '-')}), {epochs} epochs, global "
+        f"batch {tags['global_batch']} on {tags['workers']} workers, {tags['precision']}, "
         f"{'gradients uncompressed' if codec == 'none' else f'gradients compressed by {codec}'}."
     )
 
 
-def _network(config: RunConfig) -> str:
+def _network(model: ModelConfig) -> str:
     """Return the short name of the network: `r50` for ResNet-50, `cifar20` for CIFAR, or the function's name."""
-    match config.model:
+    match model:
         case ResNetConfig(depth=depth):
             return f"r{depth}"
         case ResNetCifarConfig(depth=depth):

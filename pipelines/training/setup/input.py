@@ -40,14 +40,14 @@ class TrainingInput:
     """Whether `batches_of` can start at a step other than the first."""
 
 
-def order_of(config: RunConfig, window_rows: int | None) -> str:
+def order_of(config: ReaderConfig, window_rows: int | None) -> str:
     """Return a text with the factors that decide the order of samples in addition to seed and dataset.
 
     Args:
-        config: The whole configuration.
+        config: The reader's section.
         window_rows: Value of `SplitReader.window_rows` for the training split, with the reader of this project.
     """
-    if config.reader.name == "petastorm":
+    if config.name == "petastorm":
         return "Petastorm's reader"
     window = "any row" if window_rows is None else f"windows of {window_rows} rows"
     return f"groundswell's reader, {window}"
@@ -59,13 +59,15 @@ def make_input(config: RunConfig, manifest: Manifest, *, rank: int, size: int, m
     Args:
         config: The whole configuration.
         manifest: Manifest of the dataset.
-        rank: Number of this rank.
+        rank: Number of this rank. Ranks that share one copy of the model take the same samples.
         size: Number of ranks.
         micro_batches: Number of a rank's batches per step.
 
     Raises:
         FileNotFoundError, ValueError, RuntimeError: See `SplitReader`.
     """
+    in_copy = config.training.mode.declaration.ranks_per_copy
+    rank, size = rank // in_copy, size // in_copy
     seed, global_batch_size = config.training.seed, config.global_batch_size
     batch_size = global_batch_size // (size * micro_batches)
     if config.reader.name == "petastorm":
@@ -87,7 +89,7 @@ def make_input(config: RunConfig, manifest: Manifest, *, rank: int, size: int, m
                 size=size,
             )
 
-        return TrainingInput(of_petastorm, order_of(config, None), resumes_within_epoch=False)
+        return TrainingInput(of_petastorm, order_of(config.reader, None), resumes_within_epoch=False)
 
     reader = SplitReader(config.dataset.path, TRAINING_SPLIT, reader_settings(config.reader))
     pool = reader.pool(batch_size)
@@ -113,4 +115,4 @@ def make_input(config: RunConfig, manifest: Manifest, *, rank: int, size: int, m
             pool=pool,
         )
 
-    return TrainingInput(of_ours, order_of(config, reader.window_rows), resumes_within_epoch=True)
+    return TrainingInput(of_ours, order_of(config.reader, reader.window_rows), resumes_within_epoch=True)

@@ -2,21 +2,20 @@
 
 from collections.abc import Mapping
 
-from conf.schema import RunConfig
 from conf.sections.objective import ImportedLossConfig, MetricConfig
+from conf.sections.training import TrainingConfig
 from models.losses import Loss, classification_loss, imported_loss
 from models.metrics import Metric, imported_metric
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.training.setup.class_weights import class_weights
 
 
-def make_loss(config: RunConfig, manifest: Manifest) -> Loss:
+def make_loss(training: TrainingConfig, manifest: Manifest) -> Loss:
     """Return the per-sample loss of training.
 
     Raises:
         ValueError: The import path of the loss is not found, or class weights do not fit the dataset.
     """
-    training = config.training
     if isinstance(training.loss, ImportedLossConfig):
         return imported_loss(training.loss.path, training.loss.settings, setting="training.loss.path")
     return classification_loss(

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from conf.schema import RunConfig
+from conf.sections.training import TrainingConfig
 from models.compression import kernels
 from models.layers.augmentation import AugmentedModel, augmentation_seeds
 from models.layers.grids import Size
@@ -20,7 +21,6 @@ from pipelines.storage.remote_path import AnyPath
 from pipelines.training.checkpoint.files import list_checkpoints
 from pipelines.training.checkpoint.kept_state import rank_uses_kernels
 from pipelines.training.ranks.collective import HorovodCollective, ranks_of_job, use_assigned_devices
-from pipelines.training.setup.input import TrainingInput, make_input
 from pipelines.training.setup.objective import make_loss
 from pipelines.training.setup.recipe import freeze_layers, make_model
 from pipelines.training.setup.warm_start import begin_with
@@ -66,10 +66,12 @@ def make_parts(config: RunConfig, checkpoint_folder: AnyPath | None = None) -> P
         normalise_over(model, collective.group)
     _begin(config, manifest, model, collective, checkpoint_folder)
     if membership.is_spare():
-        _use_kernels_as_others(config)
+        _use_kernels_as_others(config.exchange.codec.name)
     else:
-        agree_on_kernels(config, collective)
-    loss, micro_batches = make_loss(config, manifest), _micro_batches(config, collective)
+        agree_on_kernels(config.exchange.codec.name, collective)
+    micro_batches = config.accumulation_steps(collective.size)  # more of them if ranks are lost
+    assert micro_batches is not None, "the driver checks that the global batch divides"
+    loss = make_loss(config.training, manifest)
     statistics = _batch_norm_bytes(model, collective, micro_batches) if span > 1 else 0
     return Parts(collective, manifest, micro_batches, model, loss, statistics)
 
@@ -81,16 +83,9 @@ def join_ranks(group_size: int = 1, *, has_peers: bool = False) -> HorovodCollec
     return collective
 
 
-def make_data(config: RunConfig, parts: Parts) -> TrainingInput:
-    """Open the training split for this rank; ranks that share one copy of the model take the same samples."""
-    in_copy = config.training.mode.declaration.ranks_per_copy
-    rank, size = parts.collective.rank // in_copy, parts.collective.size // in_copy
-    return make_input(config, parts.manifest, rank=rank, size=size, micro_batches=parts.micro_batches)
-
-
-def agree_on_kernels(config: RunConfig, collective: HorovodCollective) -> None:
+def agree_on_kernels(codec: str, collective: HorovodCollective) -> None:
     """Use the C++ kernels on all ranks or on none: each rank decodes by itself, and Python code rounds differently."""
-    if config.exchange.codec.name in kernels.CODECS:
+    if codec in kernels.CODECS:
         (loaded,) = collective.sum(np.array([int(kernels.load() is not None)]))
         if loaded < collective.size:
             if loaded:
@@ -98,43 +93,35 @@ def agree_on_kernels(config: RunConfig, collective: HorovodCollective) -> None:
             kernels.disable()
 
 
-def use_kernels(config: RunConfig) -> bool:
+def use_kernels(codec: str) -> bool:
     """Return whether this rank uses C++ kernels; called after all ranks have agreed."""
-    return config.exchange.codec.name in kernels.CODECS and kernels.load() is not None
+    return codec in kernels.CODECS and kernels.load() is not None
 
 
-def _use_kernels_as_others(config: RunConfig) -> None:
+def _use_kernels_as_others(codec: str) -> None:
     """Let a spare use C++ kernels only if the process that it may replace uses them."""
-    if config.exchange.codec.name not in kernels.CODECS:
+    if codec not in kernels.CODECS:
         return
     if rank_uses_kernels(membership.kept_memory()[:2], give_up=membership.is_turn) is False:
         kernels.disable()
 
 
-def make_inputs(config: RunConfig, model: keras.Model, epoch: int, size: Size | None = None) -> StepInputs:
+def make_inputs(training: TrainingConfig, model: keras.Model, epoch: int, size: Size | None = None) -> StepInputs:
     """Return the function from a batch of this epoch to the inputs of a step, with seeds and the configured mixup.
 
     Args:
-        config: The whole configuration.
+        training: The settings of the training.
         model: The model of `make_parts`.
         epoch: Index of the epoch, from 0.
         size: Height and width of the images in this epoch, see `pipelines.training.setup.resolution`; None: those of
             the dataset.
     """
-    training = config.training
     augments = isinstance(model, AugmentedModel)
     return StepInputs(
         functools.partial(augmentation_seeds, training.seed, epoch) if augments else None,
         Mixing(training.mixup, training.seed, epoch) if training.mixup else None,
         size,
     )
-
-
-def _micro_batches(config: RunConfig, collective: HorovodCollective) -> int:
-    """Return the number of this rank's batches per step; it grows if ranks are lost."""
-    micro_batches = config.accumulation_steps(collective.size)
-    assert micro_batches is not None, "the driver checks that the global batch divides"
-    return micro_batches
 
 
 def _batch_norm_bytes(model: keras.Model, collective: HorovodCollective, micro_batches: int) -> int:
@@ -156,17 +143,19 @@ def _begin(
     checkpoint_folder: AnyPath | None,
 ) -> None:
     """Set the weights that are not random on rank 0, for a later broadcast; freeze layers on every rank."""
-    frozen = freeze_layers(config, model)
+    frozen = freeze_layers(config.warm_start, model)
     if config.training.resume_run is not None or collective.rank != 0:
         return
     if membership.is_spare():  # a spare gets all weights from the process that it replaces
         return
     if attempt() > 1 and checkpoint_folder is not None and list_checkpoints(checkpoint_folder):
         return  # the source may no longer exist, and the checkpoint replaces its weights
-    lines = [begin_whitened(model, config, manifest)] if config.model.whitens else []
+    lines, bands = [], config.input.bands
+    if config.model.whitens:
+        lines = [begin_whitened(model, config.dataset.path, config.reader, manifest, bands)]
     if config.warm_start.source is not None:
         # The filters stay those of the dataset, unless the earlier training has some. The lines say which.
-        lines = begin_with(model, config, manifest)
+        lines = begin_with(model, config.warm_start, manifest, bands)
         if frozen:
             lines.append(f"{len(frozen)} layers are frozen: {', '.join(frozen)}")
     for line in lines:

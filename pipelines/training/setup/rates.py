@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from conf.schema import RunConfig
+from conf.sections.optimizers import OptimizerConfig
 from conf.sections.schedules import (
     Boundary,
     ConstantWarmupConfig,
@@ -11,6 +12,7 @@ from conf.sections.schedules import (
     GradualWarmupConfig,
     MultiStepConfig,
     PolynomialConfig,
+    ScheduleConfig,
     check_rising,
 )
 from models.schedules import (
@@ -26,13 +28,12 @@ from models.schedules import (
 )
 
 
-def peak_learning_rate(config: RunConfig) -> float:
+def peak_learning_rate(optimizer: OptimizerConfig, global_batch_size: int) -> float:
     """Return the learning rate after warm-up and before decay."""
-    optimizer = config.optimizer
     if optimizer.learning_rate is not None:
         return optimizer.learning_rate
     assert optimizer.learning_rate_per_256 is not None
-    return scaled_learning_rate(optimizer.learning_rate_per_256, config.global_batch_size, optimizer.scaling)
+    return scaled_learning_rate(optimizer.learning_rate_per_256, global_batch_size, optimizer.scaling)
 
 
 def make_schedule(config: RunConfig, steps_per_epoch: int) -> Schedule:
@@ -46,8 +47,8 @@ def make_schedule(config: RunConfig, steps_per_epoch: int) -> Schedule:
         ValueError: A boundary of the schedule is beyond the end of the run, or before its predecessor. Or the rate at
             the start of the warm-up, or at the end, is above the peak.
     """
-    peak = peak_learning_rate(config)
-    steps = boundary_steps(config, steps_per_epoch)
+    peak = peak_learning_rate(config.optimizer, config.global_batch_size)
+    steps = boundary_steps(config.schedule, config.training.epochs, steps_per_epoch)
     warmup = config.schedule.warmup
     warmup_steps = steps[0][1] if isinstance(warmup, Boundary) else 0
     decay_steps = [step for name, step in steps if name.startswith("schedule.decay")]
@@ -55,37 +56,49 @@ def make_schedule(config: RunConfig, steps_per_epoch: int) -> Schedule:
     if isinstance(warmup, ConstantWarmupConfig):
         return constant_warmup(schedule, warmup_steps, warmup.factor)
     if isinstance(warmup, GradualWarmupConfig):
-        return gradual_warmup(schedule, warmup_steps, _start_rate(config, peak))
+        base = config.optimizer.learning_rate_per_256
+        start_rate = _start_rate(warmup, base, peak, config.global_batch_size)
+        return gradual_warmup(schedule, warmup_steps, start_rate)
     return schedule
 
 
-def boundary_steps(config: RunConfig, steps_per_epoch: int) -> list[tuple[str, int]]:
+def boundary_steps(schedule: ScheduleConfig, epochs: int, steps_per_epoch: int) -> list[tuple[str, int]]:
     """Return every boundary of the schedule with its key, as the first step at or after it.
+
+    Args:
+        schedule: The schedule's section.
+        epochs: Number of epochs of the run.
+        steps_per_epoch: Number of optimizer steps per epoch.
 
     Raises:
         ValueError: See `make_schedule`.
     """
-    return place_steps(config.schedule.places(), config, steps_per_epoch)
+    return place_steps(schedule.places(), schedule.recipe_epochs, epochs, steps_per_epoch)
 
 
 def place_steps(
-    places: Sequence[tuple[str, Boundary]], config: RunConfig, steps_per_epoch: int
+    places: Sequence[tuple[str, Boundary]], recipe_epochs: float | None, epochs: int, steps_per_epoch: int
 ) -> list[tuple[str, int]]:
     """Return boundaries of a run with their keys, each as the first step at or after it.
+
+    Args:
+        places: The boundaries with their keys.
+        recipe_epochs: Length of the run for which they state epochs; None: that of this run.
+        epochs: Number of epochs of this run.
+        steps_per_epoch: Number of optimizer steps per epoch.
 
     Raises:
         ValueError: A boundary is beyond the end of the run, or before its predecessor.
     """
-    total_steps = config.training.epochs * steps_per_epoch
-    steps = [(name, _step(place, config, total_steps)) for name, place in places]
+    total_steps = epochs * steps_per_epoch
+    steps = [(name, _step(place, recipe_epochs or epochs, total_steps)) for name, place in places]
     check_rising(steps, total_steps, unit="step", end_text=f"{total_steps} steps")
     return steps
 
 
-def _step(place: Boundary, config: RunConfig, total_steps: int) -> int:
+def _step(place: Boundary, recipe_epochs: float, total_steps: int) -> int:
     if place.steps is not None:
         return place.steps
-    recipe_epochs = config.schedule.recipe_epochs or config.training.epochs
     epoch = place.in_epochs(recipe_epochs)
     assert epoch is not None
     return step_at(min(1.0, epoch / recipe_epochs), total_steps)
@@ -108,14 +121,13 @@ def _decay(config: DecayConfig, peak: float, warmup_steps: int, steps: list[int]
     return constant(peak)
 
 
-def _start_rate(config: RunConfig, peak: float) -> float:
-    warmup, base = config.schedule.warmup, config.optimizer.learning_rate_per_256
-    if not isinstance(warmup, GradualWarmupConfig) or warmup.start != "base":
+def _start_rate(warmup: GradualWarmupConfig, base: float | None, peak: float, global_batch_size: int) -> float:
+    if warmup.start != "base":
         return 0.0
     assert base is not None, "the configuration has checked it"
     if base > peak:
         raise ValueError(
             f"schedule.warmup.start=base begins with {base:g}, the rate for a global batch of 256, which is above the "
-            f"peak for {config.global_batch_size}, {peak:g}: set schedule.warmup.start=zero, or a larger global batch"
+            f"peak for {global_batch_size}, {peak:g}: set schedule.warmup.start=zero, or a larger global batch"
         )
     return base

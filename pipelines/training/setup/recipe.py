@@ -9,6 +9,7 @@ from conf.schema import RunConfig
 from conf.sections.augmentations import AugmentationConfig
 from conf.sections.codecs import CodecConfig
 from conf.sections.optimizers import OneBitAdamConfig, OptimizerConfig
+from conf.sections.warm_start import WarmStartConfig
 from models.compression.arithmetic.marks import Marks
 from models.compression.codec import Codec
 from models.compression.codecs.table import CODECS
@@ -47,26 +48,26 @@ def make_model(config: RunConfig, manifest: Manifest) -> keras.Model:
     )
 
 
-def freeze_layers(config: RunConfig, model: keras.Model) -> list[str]:
+def freeze_layers(config: WarmStartConfig, model: keras.Model) -> list[str]:
     """Freeze the configured layers and return their names.
 
     Raises:
         ValueError: A layer does not exist, or no trainable layer is left.
     """
     try:
-        return freeze(model, config.warm_start.frozen_layers)
+        return freeze(model, config.frozen_layers)
     except ValueError as error:
         raise ValueError(f"warm_start.frozen_layers: {error}") from None
 
 
-def make_rate_factors(config: RunConfig, model: keras.Model) -> list[tuple[keras.Variable, float]]:
+def make_rate_factors(config: WarmStartConfig, model: keras.Model) -> list[tuple[keras.Variable, float]]:
     """Return the variables whose learning rate has a factor, each with its factor.
 
     Raises:
         ValueError: A layer or variable does not exist or is frozen.
     """
     try:
-        return rate_factors(model, config.warm_start.rate_factors)
+        return rate_factors(model, config.rate_factors)
     except ValueError as error:
         raise ValueError(f"warm_start.rate_factors: {error}") from None
 
@@ -127,12 +128,13 @@ def make_optimizer(
 
 
 def copy_optimizer(
-    config: RunConfig, model: keras.Model, copies: Mapping[int, keras.Variable]
+    config: OptimizerConfig, warm_start: WarmStartConfig, model: keras.Model, copies: Mapping[int, keras.Variable]
 ) -> tuple[keras.optimizers.Optimizer, list[tuple[keras.Variable, float]]]:
     """Build the configured optimizer for copies of some of the model's trainable variables.
 
     Args:
-        config: The whole configuration.
+        config: The optimizer's section.
+        warm_start: The section with the factors of learning rates.
         model: The model.
         copies: The copies by the `id` of the variable.
 
@@ -141,11 +143,12 @@ def copy_optimizer(
     """
     chosen = {
         argument: [copies[id(each)] for each in variables_with_roles(model, roles) if id(each) in copies]
-        for argument, roles in config.optimizer.roles().items()
+        for argument, roles in config.roles().items()
     }
-    optimizer = OPTIMIZERS[config.optimizer.name](**chosen, **config.optimizer.arguments())
+    optimizer = OPTIMIZERS[config.name](**chosen, **config.arguments())
     optimizer.build(list(copies.values()))
-    factors = [(copies[id(each)], factor) for each, factor in make_rate_factors(config, model) if id(each) in copies]
+    of_model = make_rate_factors(warm_start, model)
+    factors = [(copies[id(each)], factor) for each, factor in of_model if id(each) in copies]
     return optimizer, factors
 
 
@@ -208,11 +211,11 @@ def make_mode(
         batch_size=config.training.batch_size_per_worker,
         steps_per_epoch=steps_per_epoch,
         jit_compile=config.training.jit_compile,
-        rate_factors=make_rate_factors(config, model),
+        rate_factors=make_rate_factors(config.warm_start, model),
         make_exchange=exchange,
         make_codec=functools.partial(make_codec, config.exchange.codec, config.optimizer),
         make_optimizer=optimizer,
-        copy_optimizer=functools.partial(copy_optimizer, config, model),
+        copy_optimizer=functools.partial(copy_optimizer, config.optimizer, config.warm_start, model),
         stop=stop,
         loss_scale=loss_scale,
         average=average,

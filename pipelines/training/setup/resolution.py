@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conf.schema import RunConfig
+from conf.sections.input import InputConfig
+from conf.sections.networks import ModelConfig
 from models.layers.grids import Size
 from pipelines.dataset.format.manifest import Manifest
+from pipelines.sample import ImageGroup
 from pipelines.training.setup.bands import used_groups
 from pipelines.training.setup.rates import place_steps
 
@@ -28,24 +31,28 @@ class ScaledEpochs:
     """Height and width as a fraction of those of the full images."""
 
 
-def scaled_epochs(config: RunConfig, steps_per_epoch: int) -> list[ScaledEpochs]:
+def scaled_epochs(
+    config: InputConfig, recipe_epochs: float | None, epochs: int, steps_per_epoch: int
+) -> list[ScaledEpochs]:
     """Return the epochs of each part of `input.resolution_schedule`, and last those with full images; [] without it.
 
     The size changes only between epochs, so an epoch has one rate and one loss. The training step is then compiled
     again in the first step of an epoch, which no rate includes. An epoch has the size that is valid at its first step.
 
     Args:
-        config: The whole configuration.
+        config: The section with the schedule.
+        recipe_epochs: `schedule.recipe_epochs`.
+        epochs: Number of epochs of the run.
         steps_per_epoch: Number of optimizer steps per epoch.
 
     Raises:
         ValueError: A boundary is beyond the end of the run or before its predecessor. Or a part has no epoch, or no
             epoch is left for the full images.
     """
-    parts, epochs = config.input.resolution_schedule, config.training.epochs
+    parts = config.resolution_schedule
     found: list[ScaledEpochs] = []
     first = 0
-    for number, (_, step) in enumerate(place_steps(config.input.places(), config, steps_per_epoch)):
+    for number, (_, step) in enumerate(place_steps(config.places(), recipe_epochs, epochs, steps_per_epoch)):
         end = math.ceil(step / steps_per_epoch)
         if end == first:
             raise ValueError(
@@ -62,29 +69,37 @@ def scaled_epochs(config: RunConfig, steps_per_epoch: int) -> list[ScaledEpochs]
     return [*found, ScaledEpochs(first, epochs, 1.0)] if parts else []
 
 
-def full_size(config: RunConfig, manifest: Manifest) -> Size:
-    """Return the size of the network's images in validation, which is the size of the finest image group."""
-    shapes = [group.shape for group in used_groups(manifest.groups, config.input.bands)]
-    return max(shape[0] for shape in shapes), max(shape[1] for shape in shapes)
+def full_size(groups: Sequence[ImageGroup]) -> Size:
+    """Return the size of the network's images in validation, which is the size of the finest image group.
+
+    Args:
+        groups: The groups that the network sees, see `used_groups`.
+    """
+    return max(group.shape[0] for group in groups), max(group.shape[1] for group in groups)
 
 
-def part_sizes(config: RunConfig, manifest: Manifest) -> list[Size]:
+def part_sizes(config: InputConfig, model: ModelConfig, manifest: Manifest) -> list[Size]:
     """Return the image size in each part of `input.resolution_schedule`, the full size last; [] without it.
+
+    Args:
+        config: The section with the schedule.
+        model: The model's section.
+        manifest: Manifest of the dataset.
 
     Raises:
         ValueError: A scale gives no whole number of pixels, fewer pixels than the network needs, or the same size as
             the next part.
     """
-    parts, full = config.input.resolution_schedule, full_size(config, manifest)
+    parts, full = config.resolution_schedule, full_size(used_groups(manifest.groups, config.bands))
     sizes = [_scaled(full, part.scale, f"{_KEY}[{number}]") for number, part in enumerate(parts)]
-    needed = config.model.shortest_side
+    needed = model.shortest_side
     for number, (size, following) in enumerate(itertools.pairwise([*sizes, full])):
         where = f"{_KEY}[{number}]: scale={parts[number].scale:g} of {_pixels(full)} is {_pixels(size)}"
         if size == following:
             raise ValueError(f"{where}, as in the part after it: leave one of them out")
         if min(size) < needed:
             raise ValueError(
-                f"{where}, and model.name={config.model.name} needs at least {needed} on each side: raise the scale"
+                f"{where}, and model.name={model.name} needs at least {needed} on each side: raise the scale"
             )
     return [*sizes, full] if parts else []
 
@@ -95,10 +110,13 @@ def trained_sizes(config: RunConfig, manifest: Manifest, steps_per_epoch: int) -
     Raises:
         ValueError: See `scaled_epochs` and `part_sizes`.
     """
+    epochs = config.training.epochs
     if not config.input.resolution_schedule:
-        return [None] * config.training.epochs
-    parts = zip(part_sizes(config, manifest), scaled_epochs(config, steps_per_epoch), strict=True)
-    return [size for size, epochs in parts for _ in range(epochs.first, epochs.end)]
+        return [None] * epochs
+    sizes = part_sizes(config.input, config.model, manifest)
+    scaled = scaled_epochs(config.input, config.schedule.recipe_epochs, epochs, steps_per_epoch)
+    parts = zip(sizes, scaled, strict=True)
+    return [size for size, part in parts for _ in range(part.first, part.end)]
 
 
 def described_sizes(sizes: Sequence[Size | None]) -> str:

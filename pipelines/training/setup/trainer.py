@@ -1,6 +1,7 @@
 """The training mode of a rank, and the trainer that turns its batches into updates."""
 
 from conf.schema import RunConfig
+from conf.sections.training import TrainingConfig
 from models.compression.arithmetic.marks import Marks
 from models.schedules import Schedule
 from pipelines.training.ranks.stop import StopAgreement
@@ -40,12 +41,12 @@ def make_mode_of(
 
 
 def make_trainer(
-    config: RunConfig, parts: Parts, mode: Mode, schedule: Schedule, stop: StopAgreement | None = None
+    training: TrainingConfig, parts: Parts, mode: Mode, schedule: Schedule, stop: StopAgreement | None = None
 ) -> Trainer:
     """Make the trainer that turns the batches of this rank into updates.
 
     Args:
-        config: The whole configuration.
+        training: The settings of the training.
         parts: The parts of this rank.
         mode: The mode that takes the steps.
         schedule: Learning rate by optimizer step.
@@ -67,5 +68,5 @@ def make_trainer(
         micro_batches=parts.micro_batches,
         reset=reset,
         block=mode.block,
-        ranks_per_copy=config.training.mode.declaration.ranks_per_copy,
+        ranks_per_copy=training.mode.declaration.ranks_per_copy,
     )

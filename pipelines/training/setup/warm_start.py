@@ -3,13 +3,12 @@
 import json
 import re
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from conf.schema import RunConfig
 from conf.sections.warm_start import WarmStartConfig
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.tracking.models.models import load_model, model_metadata
@@ -25,10 +24,15 @@ _CHECKPOINT, _KERAS_FILE = ".npz", ".keras"
 _BANDS, _CLASSES = "dataset.bands", "dataset.class_names"
 
 
-def dataset_names(config: RunConfig, manifest: Manifest) -> dict[str, str]:
-    """Return the settings of a checkpoint that name its network's inputs and outputs."""
+def dataset_names(manifest: Manifest, bands: Sequence[str] | None) -> dict[str, str]:
+    """Return the settings of a checkpoint that name its network's inputs and outputs.
+
+    Args:
+        manifest: Manifest of the dataset.
+        bands: `input.bands`.
+    """
     return {
-        _BANDS: json.dumps(seen_bands(manifest.groups, config.input.bands)),
+        _BANDS: json.dumps(seen_bands(manifest.groups, bands)),
         _CLASSES: json.dumps(list(manifest.class_names)),
     }
 
@@ -82,8 +86,16 @@ def read_weights(config: WarmStartConfig) -> "TrainedWeights":
     return TrainedWeights(found, *(json.loads(state.settings[key]) for key in (_BANDS, _CLASSES)))
 
 
-def begin_with(model: "keras.Model", config: RunConfig, manifest: Manifest) -> list[str]:
+def begin_with(
+    model: "keras.Model", config: WarmStartConfig, manifest: Manifest, bands: Sequence[str] | None
+) -> list[str]:
     """Set the model's weights to those of the source; return lines that say which weights were used.
+
+    Args:
+        model: The model.
+        config: The section with the source.
+        manifest: Manifest of the dataset.
+        bands: `input.bands`.
 
     Raises:
         ValueError: The source cannot be read, or has nothing in common with the network.
@@ -93,13 +105,13 @@ def begin_with(model: "keras.Model", config: RunConfig, manifest: Manifest) -> l
     try:
         taken = take_weights(
             model,
-            read_weights(config.warm_start),
-            bands=seen_bands(manifest.groups, config.input.bands),
+            read_weights(config),
+            bands=seen_bands(manifest.groups, bands),
             class_names=manifest.class_names,
         )
     except ValueError as error:
-        raise ValueError(f"warm_start.source={config.warm_start.source}: {error}") from error
-    return [f"warm start from {config.warm_start.source}", *taken.lines()]
+        raise ValueError(f"warm_start.source={config.source}: {error}") from error
+    return [f"warm start from {config.source}", *taken.lines()]
 
 
 def _arrays_of(model: "keras.Model") -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """The filters of a whitening convolution, computed from training images that rank 0 reads."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.schema import RunConfig
+from conf.sections.dataset import ReaderConfig
 from models.networks.whitening import whiten
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.dataset.read.reader import SplitReader
@@ -21,15 +21,19 @@ _VALUES, _VALUES_AT_ONCE = 3 * 2**22, 3 * 2**18
 """The maximum of pixels times bands that are read in total, and in one batch. A single image may have more."""
 
 
-def begin_whitened(model: keras.Model, config: RunConfig, manifest: Manifest) -> str:
+def begin_whitened(
+    model: keras.Model, dataset: str, reader: ReaderConfig, manifest: Manifest, bands: Sequence[str] | None
+) -> str:
     """Set the filters of the model's whitening convolution from the first rows of the training split.
 
     `prepare` has shuffled the split, so these rows are a random part of it, in as few files as possible.
 
     Args:
         model: The model, which has a whitening convolution.
-        config: The whole configuration.
+        dataset: `dataset.path`.
+        reader: The reader's section.
         manifest: Manifest of the dataset.
+        bands: `input.bands`.
 
     Returns:
         A sentence that says what was done.
@@ -37,12 +41,12 @@ def begin_whitened(model: keras.Model, config: RunConfig, manifest: Manifest) ->
     Raises:
         FileNotFoundError, ValueError, RuntimeError: See `SplitReader`; ValueError also for pixels that are not finite.
     """
-    groups = used_groups(manifest.groups, config.input.bands)
+    groups = used_groups(manifest.groups, bands)
     pixels = max(group.shape[0] * group.shape[1] for group in groups)
-    values = pixels * len(seen_bands(manifest.groups, config.input.bands))
-    reader = SplitReader(config.dataset.path, TRAINING_SPLIT, reader_settings(config.reader))
-    rows = np.arange(min(len(reader), _SAMPLES, max(1, _VALUES // values)), dtype=np.int64)
-    whiten(model, _batches(reader, rows, max(1, _VALUES_AT_ONCE // values)))
+    values = pixels * len(seen_bands(manifest.groups, bands))
+    split = SplitReader(dataset, TRAINING_SPLIT, reader_settings(reader))
+    rows = np.arange(min(len(split), _SAMPLES, max(1, _VALUES // values)), dtype=np.int64)
+    whiten(model, _batches(split, rows, max(1, _VALUES_AT_ONCE // values)))
     return f"the first convolution whitens patches by {len(rows):,} training images"
 
 

@@ -5,17 +5,17 @@ import logging
 import time
 from collections.abc import Sequence
 
+import keras
 import numpy as np
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 
-from conf.schema import RunConfig
+from conf.sections.training import TrainingConfig
 from models.layers.grids import Size
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.dataset.read.reader import Batch
 from pipelines.launch.rank import membership
 from pipelines.training.ranks.collective import job_of_one
-from pipelines.training.setup.bands import used_groups
 from pipelines.training.setup.parts import Parts, make_inputs
 from pipelines.training.step.loop import Trainer
 from pipelines.training.step.step import Traceable
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 def step_ahead(
-    config: RunConfig, parts: Parts, trainer: Trainer, sizes: Sequence[Size | None], *, has_room: bool
+    training: TrainingConfig, parts: Parts, trainer: Trainer, sizes: Sequence[Size | None], *, has_room: bool
 ) -> None:
     """Take steps on zeros in a spare before it replaces a rank; the first step of a size compiles its graphs.
 
@@ -33,7 +33,7 @@ def step_ahead(
     after the gradients. The rest of the step is then compiled when the rank needs it.
 
     Args:
-        config: The whole configuration.
+        training: The settings of the training.
         parts: The parts of the spare.
         trainer: The trainer with its steps.
         sizes: Image size of each remaining epoch. The size that is needed first is compiled first.
@@ -43,8 +43,8 @@ def step_ahead(
     graphs = [graph for graph in steps if isinstance(graph, Traceable)]
     if not graphs or membership.is_turn():
         return
-    batch, began = _zeros(config, parts.manifest), time.monotonic()
-    made = [make_inputs(config, parts.model, 0, size)(batch) for size in dict.fromkeys(sizes)]
+    batch, began = _zeros(parts.model, parts.manifest, training.batch_size_per_worker), time.monotonic()
+    made = [make_inputs(training, parts.model, 0, size)(batch) for size in dict.fromkeys(sizes)]
     for inputs in made:
         if inputs is not made[0] and membership.is_turn():
             return
@@ -64,13 +64,13 @@ def step_ahead(
         _log.info("took a step ahead (%.1f s)", time.monotonic() - began)
 
 
-def _zeros(config: RunConfig, manifest: Manifest) -> Batch:
-    """Return a batch of this rank that is all zeros."""
-    size = config.training.batch_size_per_worker
+def _zeros(model: keras.Model, manifest: Manifest, size: int) -> Batch:
+    """Return a batch for the model with `size` samples that are all zeros."""
     return Batch(
         {
             group.name: np.zeros((size, *group.shape), group.dtype)
-            for group in used_groups(manifest.groups, config.input.bands)
+            for group in manifest.groups
+            if group.name in model.input
         },
         np.zeros((size, len(manifest.class_names)), np.uint8),
         np.ones(size, np.float32),

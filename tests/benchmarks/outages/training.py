@@ -108,7 +108,7 @@ def train(
             record = Record(driver.run, driver.checkpoints, lambda step: _RATE, start_step=0)
             measurements = StepMeasurements(StepClocks(), record)
             measurements.measure()  # the first call prepares TensorFlow, which the first step of a training does
-            sampler = make_sampler(config, measurements)
+            sampler = make_sampler(config.tracking.system_seconds, measurements)
             assert sampler is not None, "sampling is on by default"
             loop = _Loop(record, measurements, sampler, watch, at_step or (lambda step: None))
             started = time.perf_counter()

@@ -73,7 +73,7 @@ def test_a_divergence_is_told_as_one_with_the_steps_that_led_to_it(
     assert raised.value.root.summary.startswith("FloatingPointError: ")
     assert "step-00000004.npz with training.resume_run=" in str(raised.value)
     client = MlflowClient(mlflow_store)
-    run = client.get_run(newest_resumable(config).run_id)
+    run = client.get_run(newest_resumable(config.training.output, config.tracking).run_id)
     assert run.data.tags["diverged"] == raised.value.root.summary.splitlines()[0]
     # Four steps are in the checkpoint; the loss of a rank's latest step may not be known yet.
     steps = [point.step for point in client.get_metric_history(run.info.run_id, "train/step_loss")]

@@ -163,7 +163,7 @@ def test_a_metric_that_validation_does_not_have_is_refused_with_those_that_it_ha
 ) -> None:
     config = load("smoke", [f"training.{'selection.' if 'metric' in each else ''}{each}" for each in settings])
     with pytest.raises(ValueError, match=message) if message else nullcontext():
-        _check_selection(config, manifest(*dataset))
+        _check_selection(config.dataset.path, config.training, config.tracking, manifest(*dataset))
 
 
 @pytest.mark.parametrize("key", ["patience=5", "min_delta=0.1", "model=last"])
@@ -173,13 +173,13 @@ def test_settings_without_a_metric_are_refused(key: str) -> None:
 
 
 def test_a_resumed_run_needs_the_checkpoint_of_its_best_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = rgb_manifest(splits={"train": (16, 16)})
     state = TrainingState(3, 12, 0, 8, "run", "data", history_of([0.5, 0.25, 0.75]))
     monkeypatch.setattr("pipelines.tracking.store.runs.is_finished", lambda run_id: True)
 
     def check(*more: str) -> None:
         settings = ["training.resume_run=run", "training.selection.metric=val/loss", "training.epochs=9", *more]
-        _check_best(checkpoint_path(tmp_path, 12), state, load("smoke", settings), dataset)
+        training = load("smoke", settings).training
+        _check_best(checkpoint_path(tmp_path, 12), state, training, steps=4, offline=False)
 
     with pytest.raises(ValueError, match=r"the best epoch is that of .*step-00000008.npz, which is not there: set "):
         check()

@@ -35,8 +35,9 @@ def state_of(*settings: str, **more: Any) -> TrainingState:
 def check(state: TrainingState, *settings: str, refused: str = "") -> None:
     """A training with these settings continues the state, or is refused by what differs."""
     message = rf"step-00000004.npz is of another training: {refused}\. Set them as they were"
+    config = load("smoke", settings)
     with pytest.raises(ValueError, match=message) if refused else nullcontext():
-        check_same_training(PATH, state, load("smoke", settings), MANIFEST)
+        check_same_training(PATH, state, recorded_settings(config), config.global_batch_size, MANIFEST)
 
 
 def test_a_checkpoint_says_what_it_was_written_with() -> None:

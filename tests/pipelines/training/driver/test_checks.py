@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from conf.load import load, override
-from pipelines.dataset.format.manifest import BandStatistics, read_manifest, write_manifest
+from conf.schema import RunConfig
+from pipelines.dataset.format.manifest import BandStatistics, Manifest, read_manifest, write_manifest
 from pipelines.sample import ImageGroup
 from pipelines.training.checkpoint.settings import recorded_settings
 from pipelines.training.checkpoint.state import TrainingState, save_checkpoint
@@ -27,6 +28,14 @@ from pipelines.training.driver.checks import (
     check_resume,
 )
 from tests.pipelines.training.manifests import rgb_manifest
+
+
+def check_model_input(config: RunConfig, manifest: Manifest) -> None:
+    _check_model_input(config.dataset.path, config.input, config.model, manifest)
+
+
+def check_output_of(config: RunConfig) -> None:
+    check_output(config.training, config.dataset.path)
 
 
 @pytest.mark.parametrize(
@@ -54,23 +63,23 @@ def test_images_that_do_not_fit_are_refused(
     setting: str, fits: tuple[int, int, int], refused: tuple[int, int, int], message: str
 ) -> None:
     config = load("smoke", [setting])
-    _check_model_input(config, rgb_manifest(fits))
+    check_model_input(config, rgb_manifest(fits))
     with pytest.raises(ValueError, match=message):
-        _check_model_input(config, rgb_manifest(refused))
+        check_model_input(config, rgb_manifest(refused))
 
 
 def test_flips_need_no_squares_and_every_band_has_statistics() -> None:
-    _check_model_input(load("smoke", ["input.augmentation=flips"]), rgb_manifest((32, 40, 3)))
+    check_model_input(load("smoke", ["input.augmentation=flips"]), rgb_manifest((32, 40, 3)))
     short = BandStatistics(mean=(1.0,) * 2, std=(1.0,) * 2)
     with pytest.raises(ValueError, match=r"no finite mean and standard deviation for each of the 3 bands of group"):
-        _check_model_input(load("smoke"), rgb_manifest(statistics={"rgb": short}))
+        check_model_input(load("smoke"), rgb_manifest(statistics={"rgb": short}))
 
 
 def test_an_output_that_cannot_be_written_is_found_by_the_driver(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RuntimeError, match=r"cannot write to .*/file/outputs \(Not a directory\): set "):
-        check_output(load("smoke", [f"training.output={tmp_path}/file/outputs"]))
-    check_output(load("smoke", [f"training.output={tmp_path}/outputs"]))
+        check_output_of(load("smoke", [f"training.output={tmp_path}/file/outputs"]))
+    check_output_of(load("smoke", [f"training.output={tmp_path}/outputs"]))
     assert list((tmp_path / "outputs").iterdir()) == []
 
 
@@ -83,9 +92,9 @@ def test_an_output_in_the_dataset_is_refused(tmp_path: Path, output: str) -> Non
     for dataset, place, under in ((tmp_path / "dataset", tmp_path, output), behind_a_url):
         message = rf"training\.output={place}/{under} is (in )?the dataset {dataset}: choose a folder outside of it$"
         with pytest.raises(ValueError, match=message):
-            check_output(load("smoke", [f"dataset.path={dataset}", f"training.output={place}/{under}"]))
+            check_output_of(load("smoke", [f"dataset.path={dataset}", f"training.output={place}/{under}"]))
     assert list((tmp_path / "dataset").iterdir()) == []
-    check_output(load("smoke", [f"dataset.path={tmp_path / 'dataset'}", f"training.output={tmp_path}"]))
+    check_output_of(load("smoke", [f"dataset.path={tmp_path / 'dataset'}", f"training.output={tmp_path}"]))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +115,7 @@ def test_a_read_only_or_full_output_is_found_by_the_driver(
     monkeypatch.setattr(Path, "open", refuse)  # root may write to any folder, and a disk is not filled here
     message = re.escape(f"cannot write to {tmp_path} ({os.strerror(number)}): {remedy}")
     with pytest.raises(RuntimeError, match=f"^{message}$"):
-        check_output(chosen)
+        check_output_of(chosen)
 
 
 def resumed(folder: Path, state: TrainingState, *settings: str, order: str = "any row") -> list[str]:
@@ -121,7 +130,7 @@ def test_more_epochs_than_asked_for_are_refused(tmp_path: Path) -> None:
     config = load("smoke", resumed(tmp_path, TrainingState(3, 12, 0, 8, "run", dataset.fingerprint, [])))
     with pytest.raises(ValueError, match=r"has done 3 epochs, more than training\.epochs=2: raise training\.epochs"):
         check_resume(config, dataset)
-    check_output(config)
+    check_output_of(config)
 
 
 @pytest.mark.parametrize(
@@ -187,10 +196,9 @@ def test_a_resumed_run_needs_no_source_of_weights(small_dataset: Path) -> None:
     ],
 )
 def test_steps_beyond_the_end_are_not_traced(settings: list[str], message: str) -> None:
-    dataset: Any = SimpleNamespace(splits={"train": SimpleNamespace(rows=80)})
-    _check_trace(load("smoke", ["training.trace_steps=[19, 20]"]), dataset)
+    _check_trace(load("smoke", ["training.trace_steps=[19, 20]"]).training, 10)
     with pytest.raises(ValueError, match=message):
-        _check_trace(load("smoke", settings), dataset)
+        _check_trace(load("smoke", settings).training, 10)
 
 
 def test_upsampling_needs_images_of_several_sizes() -> None:
@@ -200,11 +208,11 @@ def test_upsampling_needs_images_of_several_sizes() -> None:
         group.name: BandStatistics(mean=(1.0,) * len(group.bands), std=(1.0,) * len(group.bands)) for group in groups
     }
     both = rgb_manifest().model_copy(update={"groups": groups, "statistics": statistics})
-    _check_model_input(config, both)
+    check_model_input(config, both)
     message = r"^input\.upsampling=bilinear has no effect: all images of .* have 32 x 32 pixels$"
     for one_size, chosen in ((rgb_manifest(), config), (both, override(config, "input.bands=[a, b]"))):
         with pytest.raises(ValueError, match=message):
-            _check_model_input(chosen, one_size)
+            check_model_input(chosen, one_size)
 
 
 def test_what_our_own_reader_will_read_is_checked(small_dataset: Path, tmp_path: Path) -> None:
@@ -222,9 +230,10 @@ def test_what_our_own_reader_will_read_is_checked(small_dataset: Path, tmp_path:
 
 @pytest.mark.parametrize("setting", ["cache_folder=/tmp/cache", "cache_limit_gib=50.0"])
 def test_a_dataset_that_needs_no_cache(setting: str) -> None:
-    _check_cache_is_default(load("smoke"))
+    default, chosen = load("smoke"), load("smoke", [f"reader.{setting}"])
+    _check_cache_is_default(default.dataset.path, default.reader)
     with pytest.raises(ValueError, match=rf"^reader\.{setting} has no effect: .* is local and not compressed"):
-        _check_cache_is_default(load("smoke", [f"reader.{setting}"]))
+        _check_cache_is_default(chosen.dataset.path, chosen.reader)
 
 
 @pytest.mark.parametrize(

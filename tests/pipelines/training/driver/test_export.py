@@ -44,7 +44,7 @@ def write_checkpoint(folder: Path, config: RunConfig, step: int, history: list[d
     """A checkpoint with weights of its own; the model that it holds."""
     keras.utils.set_random_seed(step)
     model = make_model(config, MANIFEST)
-    freeze_layers(config, model)
+    freeze_layers(config.warm_start, model)
     average = WeightAverage(model, 0.9)
     for variable in average.variables:
         variable.assign(variable * 0.5)

@@ -45,6 +45,11 @@ def config(*settings: str) -> RunConfig:
     return load("smoke", ["archive.kind=bigearthnet_v2", f"training.output={Path.cwd()}", *settings])
 
 
+def newest(*settings: str) -> str:
+    chosen = config(*settings)
+    return newest_resumable(chosen.training.output, chosen.tracking).run_id
+
+
 def resuming(run_id: str) -> str:
     return f"training.resume_run={run_id}"
 
@@ -290,7 +295,7 @@ def test_a_run_without_mlflow_is_kept_resumed_and_written_later(
     offline = ["tracking.offline=true", "tracking.experiment=offline"]
     lost = fail(RuntimeError("lost"), *offline)
     write_checkpoint(Path(lost), 8)
-    assert newest_resumable(config(*offline)).run_id == lost
+    assert newest(*offline) == lost
     more = [*offline[:1], resuming(lost), "training.seed=5"]
     assert record(*more, summary=unrecorded("tracking.offline=true")) == lost
     folders = [path.name for path in tmp_path.iterdir()]
@@ -309,17 +314,17 @@ def test_a_run_without_mlflow_is_kept_resumed_and_written_later(
 def test_latest_is_the_newest_unfinished_run_with_checkpoints() -> None:
     chosen = config("tracking.experiment=latest")
     with pytest.raises(ValueError, match="resume_run=latest: 0 runs of experiment 'latest'"):
-        newest_resumable(chosen)
+        newest_resumable(chosen.training.output, chosen.tracking)
     older, newer = (runs.start_run("latest", None, {}, {}) for _ in range(2))
     runs.end_run(newer, "KILLED")
     finished = record("tracking.experiment=latest")
     with pytest.raises(ValueError, match=r"latest: 2 runs of experiment .* and none has checkpoints under"):
-        newest_resumable(chosen)
+        newest_resumable(chosen.training.output, chosen.tracking)
     write_checkpoint(Path(finished), 4)
     # A driver that was killed by SIGKILL leaves its run as running.
     for run, status in ((older, "RUNNING"), (newer, "KILLED")):
         write_checkpoint(Path(run.run_id), 4)
-        found = newest_resumable(chosen)
+        found = newest_resumable(chosen.training.output, chosen.tracking)
         assert (found.run_id, found.status) == (run.run_id, status)
 
 
@@ -344,5 +349,5 @@ def test_latest_passes_over_a_run_whose_description_cannot_be_read(
     for name in ("damaged", "unreadable/run.json"):
         (tmp_path / name).mkdir(parents=True)  # the latter as another user's is, but for root
     (tmp_path / "damaged" / "run.json").write_text('{"run_id": ')
-    assert newest_resumable(config("tracking.offline=true")).run_id == run_id
+    assert newest("tracking.offline=true") == run_id
     assert caplog.text.count("passed over: ") == 2

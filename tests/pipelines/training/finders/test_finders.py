@@ -188,7 +188,7 @@ def test_out_of_memory_names_rank_batch_and_what_would_fit(
     monkeypatch.setattr("pipelines.training.memory.shortage.tell", told.append)
 
     def run_out(error: Exception | None, known: Any = None) -> None:
-        with shortage_explained(config) as shortage:
+        with shortage_explained(config.training) as shortage:
             if known is not None:
                 shortage.know(known, known.mode)
             if error is not None:
@@ -226,7 +226,7 @@ def test_a_spare_computes_a_step_only_where_the_memory_holds_two(
         "FRACTION": 1.0,
     }.items():
         monkeypatch.setattr(f"pipelines.training.memory.shortage.{name}", value)
-    shortage = Shortage(load("smoke", ["training.batch_size_per_worker=10"]))
+    shortage = Shortage(load("smoke", ["training.batch_size_per_worker=10"]).training)
     assert not shortage.has_room(), "nothing is known yet"
     unused = dict.fromkeys(("model", "mode", "manifest"))
     known: Any = Parts(micro_batches=1, collective=SimpleNamespace(rank=1), **unused)

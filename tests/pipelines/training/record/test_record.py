@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from mlflow import MlflowClient
 
-from conf.load import load
 from models.compression.exchange.figures import ExchangeFigures
 from pipelines.storage.remote_path import RemotePath
 from pipelines.tracking.store import runs
@@ -190,9 +189,11 @@ def test_compiling_is_no_part_of_the_time_of_a_training() -> None:
         EpochResult(0.5, 4.0, 0.1, steps, seconds, first_step_seconds=first).compile_seconds
         for steps, seconds, first in [(4, 8.0, 30.0), (1, 30.0, 0.0), (4, 8.0, 1.5)]
     ] == [28.0, 0.0, 0.0]
-    config, history = load("smoke"), [EPOCH]
+    history = [EPOCH]
     for seconds, compiling in ((40.0, 28.0), (12.0, 0.0), (31.0, 21.0)):
-        totals = totals_after(history, config, steps=5, payload_bytes=50.0, seconds=seconds, compile_seconds=compiling)
+        totals = totals_after(
+            history, steps=5, global_batch_size=8, payload_bytes=50.0, seconds=seconds, compile_seconds=compiling
+        )
         history.append({**EPOCH, **totals})
     names = ("time/elapsed_seconds", "time/compile_seconds", "exchange/payload_bytes_total")
     rows = [tuple(row[name] for name in names) for row in history[1:]]

@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 
 from conf.load import load
+from conf.sections.selection import SelectionConfig
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.training.record.summary import Computer, compared_metric, summary_of
 from tests.pipelines.training.manifests import rgb_manifest
@@ -111,4 +112,4 @@ def test_of_a_loss_lower_is_better() -> None:
     ],
 )
 def test_the_metric_that_is_compared(changes: dict[str, Any], metric: str) -> None:
-    assert compared_metric(load("smoke"), MANIFEST.model_copy(update=changes)) == metric
+    assert compared_metric(SelectionConfig(), MANIFEST.model_copy(update=changes)) == metric

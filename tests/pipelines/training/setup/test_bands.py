@@ -76,7 +76,7 @@ def test_a_band_that_the_dataset_has_twice_is_refused() -> None:
 def test_bands_and_crops_that_the_dataset_has_not_are_refused(settings: list[str], message: str) -> None:
     config = load("smoke", [f"input.{setting}" for setting in settings])
     with pytest.raises(ValueError, match=rf"^input\.{message}") if message else nullcontext():
-        _check_model_input(config, MANIFEST)
+        _check_model_input(config.dataset.path, config.input, config.model, MANIFEST)
 
 
 def test_the_model_sees_the_chosen_bands_of_whole_groups_and_serves_so() -> None:

@@ -6,7 +6,7 @@ from mlflow.data.schema import TensorDatasetSchema
 
 from conf.load import load
 from pipelines.tracking.store.runs import start_run
-from pipelines.training.setup.description import dataset_facts, describe_run, parameters_of, run_name
+from pipelines.training.setup.description import dataset_facts, describe_run, parameters_of, run_name, tags_of
 from tests.pipelines.training.manifests import rgb_manifest
 
 MANIFEST = rgb_manifest(splits={"train": (3, 4)}, archive="eurosat_rgb", settings={"seed": 7})
@@ -25,7 +25,7 @@ MANIFEST = rgb_manifest(splits={"train": (3, 4)}, archive="eurosat_rgb", setting
     ],
 )  # fmt: skip
 def test_the_name_says_what_differs(settings: list[str], name: str) -> None:
-    assert run_name(load("smoke", settings)) == name
+    assert run_name(tags_of(load("smoke", settings), MANIFEST)) == name
 
 
 def test_only_settings_with_an_effect_are_parameters() -> None:

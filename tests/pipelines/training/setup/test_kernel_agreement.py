@@ -13,6 +13,6 @@ from pipelines.training.setup.parts import agree_on_kernels
 def test_ranks_do_without_kernels_where_one_must(codec, others, kept, monkeypatch, caplog):
     monkeypatch.setattr(kernels, "is_disabled", False)
     ranks = SimpleNamespace(size=2, sum=lambda values: values + others)  # another one, which has no kernels, or has
-    agree_on_kernels(SimpleNamespace(exchange=SimpleNamespace(codec=SimpleNamespace(name=codec))), ranks)
+    agree_on_kernels(codec, ranks)
     said = [] if kept else ["1 of 2 ranks have C++ kernels for compression: none uses them"]
     assert (kernels.load() is not None, [record.getMessage() for record in caplog.records]) == (kept, said)

@@ -56,7 +56,7 @@ def test_a_loss_of_keras_by_its_path() -> None:
     random = np.random.default_rng(0)
     targets, logits = random.integers(0, 2, (5, 3)).astype(np.uint8), random.normal(size=(5, 3)).astype(np.float16)
     inputs = targets.astype(np.float32), logits.astype(np.float32)
-    losses = make_loss(chosen, MANIFEST)(targets, logits)
+    losses = make_loss(chosen.training, MANIFEST)(targets, logits)
     expected = keras.losses.binary_focal_crossentropy(*inputs, from_logits=True, gamma=3.0)
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
     assert losses.dtype == "float32"
@@ -130,6 +130,6 @@ def test_metrics_of_scikit_learn_by_their_paths() -> None:
 )
 def test_names_of_metrics(metrics: str, message: str) -> None:
     with pytest.raises(ValueError, match=rf"training\.metrics{message}"):
-        check_own_metrics(config(f"training.metrics={metrics}"))
+        check_own_metrics(config(f"training.metrics={metrics}").training.metrics)
     assert "val_ema/mine" in validation_metrics("multi_label", 3, averaged=True, own=["mine"])
     assert (is_listed("test/mine", ["mine"]), is_listed("test/mine")) == (True, False)

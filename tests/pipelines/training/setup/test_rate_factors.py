@@ -38,7 +38,7 @@ def weights_after(optimizer: str, rate: float, factors: str, one_rank: Any) -> d
         make_exchange(config, one_rank),
         Synchronous(made, make_exchange(config, one_rank)),
         jit_compile=False,
-        rate_factors=make_rate_factors(config, model),
+        rate_factors=make_rate_factors(config.warm_start, model),
     )
     random = np.random.default_rng(0)
     for _ in range(STEPS):
@@ -86,7 +86,7 @@ def test_a_name_of_no_trained_layer_is_one_line(frozen: str | None, name: str, m
     if frozen:
         model.get_layer(frozen).trainable = False
     with pytest.raises(ValueError, match=rf"^warm_start\.rate_factors: {message}"):
-        make_rate_factors(config, model)
+        make_rate_factors(config.warm_start, model)
 
 
 def test_a_factor_is_above_zero() -> None:

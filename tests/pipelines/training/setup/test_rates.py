@@ -85,16 +85,16 @@ def test_places_in_steps_stay_where_they_are_and_fractions_move() -> None:
     for epochs in (2, 20):
         config = load("smoke", [*settings, f"training.epochs={epochs}"])
         places = [("schedule.warmup", 7), ("schedule.decay.milestones[0]", 5 * epochs)]
-        assert boundary_steps(config, steps_per_epoch=10) == places
+        assert boundary_steps(config.schedule, epochs, steps_per_epoch=10) == places
 
 
 def test_without_the_recipes_length_epochs_are_those_of_the_run() -> None:
     config = recipe(["schedule.recipe_epochs=null", "training.epochs=180"])
-    assert [step for _, step in boundary_steps(config, steps_per_epoch=10)] == [50, 300, 600, 800]
+    assert [step for _, step in boundary_steps(config.schedule, 180, steps_per_epoch=10)] == [50, 300, 600, 800]
     with pytest.raises(ValueError, match=r"milestones\[2\] is at epoch 80, beyond .* \(training\.epochs=70\)"):
         recipe(["schedule.recipe_epochs=null", "training.epochs=70"])
     rooted = recipe(["launch.num_workers=32", "optimizer.scaling=sqrt"])
-    assert peak_learning_rate(rooted) == pytest.approx(0.2)  # 0.1 * sqrt(4)
+    assert peak_learning_rate(rooted.optimizer, rooted.global_batch_size) == pytest.approx(0.2)  # 0.1 * sqrt(4)
 
 
 def test_a_base_rate_above_the_peak_is_refused() -> None:

@@ -46,7 +46,7 @@ def test_epochs_grow_to_the_full_size(eurosat_manifest: Any) -> None:
         "24 x 24 pixels in epoch 1, 32 x 32 pixels in epoch 2",
     ]
     whole = trained_sizes(config(epochs=3), eurosat_manifest(), 7)
-    assert (whole, described_sizes(whole), scaled_epochs(config(), 7)) == ([None] * 3, "", [])
+    assert (whole, described_sizes(whole), scaled_epochs(config().input, None, 3, 7)) == ([None] * 3, "", [])
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,8 @@ def test_epochs_grow_to_the_full_size(eurosat_manifest: Any) -> None:
     ],
 )
 def test_a_size_changes_at_the_first_epoch_from_its_place_on(until: str, steps: int, first_whole: int) -> None:
-    parts = scaled_epochs(config(f"{{until: {{{until}}}, scale: 0.5}}"), steps)
+    chosen = config(f"{{until: {{{until}}}, scale: 0.5}}")
+    parts = scaled_epochs(chosen.input, chosen.schedule.recipe_epochs, 10, steps)
     assert [(part.first, part.end, part.scale) for part in parts] == [(0, first_whole, 0.5), (first_whole, 10, 1.0)]
 
 

@@ -41,7 +41,7 @@ def begin(*settings: str, manifest: Manifest = MANIFEST) -> tuple[keras.Model, l
     chosen = config(*settings)
     check_source(chosen.warm_start)
     model = model_of(chosen)
-    return model, begin_with(model, chosen, manifest)
+    return model, begin_with(model, chosen.warm_start, manifest, chosen.input.bands)
 
 
 def stem(model: keras.Model) -> np.ndarray:
@@ -53,7 +53,7 @@ def checkpoint(tmp_path: Path) -> tuple[Path, keras.Model]:
     earlier = config("input.bands=[red, blue]")
     model = model_of(earlier, 1)
     variables = [*model.variables, *make_optimizer(earlier.optimizer, model).variables]
-    settings = {**recorded_settings(earlier), **dataset_names(earlier, MANIFEST)}
+    settings = {**recorded_settings(earlier), **dataset_names(MANIFEST, earlier.input.bands)}
     state = TrainingState(1, 4, 0, 8, "run", MANIFEST.fingerprint, [], settings=settings)
     return save_checkpoint(tmp_path, state, variables), model
 
@@ -147,7 +147,7 @@ def test_frozen_layers_are_no_statistics_and_their_names_are_checked_before_rank
     chosen = config("warm_start.source=/x.npz", "warm_start.frozen_layers=['stem_*']")
     model = model_of(chosen)
     before = len(moving_statistics(model))
-    assert freeze_layers(chosen, model) == ["stem_bn", "stem_conv"]
+    assert freeze_layers(chosen.warm_start, model) == ["stem_bn", "stem_conv"]
     statistics = moving_statistics(model)
     assert (len(statistics), all("moving" in variable.name for variable in statistics)) == (before - 2, True)
     assert has_own_parts(chosen)

@@ -26,7 +26,7 @@ def begun(chosen: RunConfig) -> tuple[keras.Model, str]:
     keras.utils.set_random_seed(0)
     manifest = read_manifest(chosen.dataset.path)
     model = make_model(chosen, manifest)
-    line = begin_whitened(model, chosen, manifest)
+    line = begin_whitened(model, chosen.dataset.path, chosen.reader, manifest, chosen.input.bands)
     return getattr(model, "network", model), line
 
 
