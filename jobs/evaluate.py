@@ -25,7 +25,7 @@ from pipelines.scoring.predict.symmetries import check_symmetries
 from pipelines.scoring.report.evaluation import Measured, SplitScores, collect_scores, measure, read_columns
 from pipelines.scoring.report.evaluation_page import evaluation_page
 from pipelines.scoring.source import dataset_source
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from pipelines.storage.locations import absolute_path
 from pipelines.storage.whole_files import write_whole
 from pipelines.tracking.journal.writer import RunWriter
@@ -64,7 +64,7 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
         TrackingError: The store did not accept the scores; they are in the message.
     """
     config, model_uri = with_absolute_paths(config), model_uri_of(model_uri)
-    dataset, settings = Folder.at(config.dataset.path), reader_settings(config.reader)
+    dataset, settings = Location.at(config.dataset.path), reader_settings(config.reader)
     manifest = read_manifest(dataset)
     report = config.evaluate.report and absolute_path("evaluate.report", config.evaluate.report)
     if report is not None:

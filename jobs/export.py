@@ -9,8 +9,8 @@ from jobs.shell import cli
 from jobs.shell.command import say
 from jobs.shell.result import Result
 from pipelines.machine.packages import MODEL, require
+from pipelines.storage.folder import Location
 from pipelines.storage.locations import absolute_location
-from pipelines.storage.remote_path import AnyPath, any_path
 from pipelines.tracking.journal.local_run import read_local_run
 from pipelines.tracking.store.store import TrackedRun, tracking_uri
 from pipelines.training.driver.held_run import held_run
@@ -18,7 +18,7 @@ from pipelines.training.driver.output import CHECKPOINTS, local_records
 
 
 def log_model_of(
-    folder: Path, run: TrackedRun, checkpoint: AnyPath | None = None, checkpoints: AnyPath | None = None
+    folder: Path, run: TrackedRun, checkpoint: Location | None = None, checkpoints: Location | None = None
 ) -> str:
     """Run `pipelines.training.driver.export.log_model_of`, which imports TensorFlow, on the CPU."""
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # the driver's machine may train on its GPU
@@ -29,7 +29,7 @@ def log_model_of(
     return export.log_model_of(folder, run, checkpoint, checkpoints)
 
 
-def export_model(place: AnyPath, checkpoint: AnyPath | None = None) -> str:
+def export_model(place: Location, checkpoint: Location | None = None) -> str:
     """Log the model of a run's checkpoint; return its URI.
 
     Args:
@@ -40,7 +40,7 @@ def export_model(place: AnyPath, checkpoint: AnyPath | None = None) -> str:
         ValueError, FileNotFoundError: The run or the checkpoint does not exist, or the store does not have the run.
         TrackingError: The store did not accept the model.
     """
-    if not place.is_dir():
+    if not place.is_folder():
         raise ValueError(
             f"there is no run {place.name} under {place.parent}: give the training.output of the run by --output"
         )
@@ -48,7 +48,7 @@ def export_model(place: AnyPath, checkpoint: AnyPath | None = None) -> str:
         return _export(local_records(place), place / CHECKPOINTS, checkpoint)
 
 
-def _export(folder: Path, checkpoints: AnyPath, checkpoint: AnyPath | None) -> str:
+def _export(folder: Path, checkpoints: Location, checkpoint: Location | None) -> str:
     local = read_local_run(folder)
     if local is not None and not local.is_stored:
         raise ValueError(
@@ -60,8 +60,8 @@ def _export(folder: Path, checkpoints: AnyPath, checkpoint: AnyPath | None) -> s
 
 def main(arguments: argparse.Namespace, result: Result) -> None:
     """Export as the command line says."""
-    output = any_path(absolute_location(arguments.output or TrainingConfig.default("output")))
-    checkpoint = None if arguments.checkpoint is None else any_path(absolute_location(arguments.checkpoint))
+    output = Location(absolute_location(arguments.output or TrainingConfig.default("output")))
+    checkpoint = None if arguments.checkpoint is None else Location(absolute_location(arguments.checkpoint))
     result.run_id = arguments.run
     result.model_uri = export_model(output / arguments.run, checkpoint)
     say(f"model {result.model_uri}")

@@ -22,7 +22,7 @@ from pipelines.dataset.format.files import check_apart
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.dataset.prepare.survey import find_finished
 from pipelines.dataset.prepare.writer import prepare_dataset
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from pipelines.storage.locations import absolute_location
 
 if TYPE_CHECKING:
@@ -70,12 +70,12 @@ def _write_table(table: "DataFrame", config: RunConfig, archive: Archive, datase
     assert isinstance(config.archive, TableConfig)
     assert isinstance(archive, ImageTable)
     root = archive.root
-    target = Folder.at(dataset)
+    target = Location.at(dataset)
     target.check()
     check_apart(root, target)
     find_finished(target)  # refuses a folder with other content before hours of writing
     columns = [config.archive.image, config.archive.label, *([config.archive.split] if config.archive.split else [])]
-    rows = write_frame(table, Folder.at(root), columns, partial(archive.check_columns, "the DataFrame"))
+    rows = write_frame(table, Location.at(root), columns, partial(archive.check_columns, "the DataFrame"))
     say(f"{root}: {rows} rows of the DataFrame")
 
 

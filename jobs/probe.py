@@ -33,7 +33,7 @@ from pipelines.sample import TEST_SPLIT, TRAINING_SPLIT, VALIDATION_SPLIT
 from pipelines.scoring.predict.model import ModelDescription, check_inputs_fit, describe
 from pipelines.scoring.report.evaluation import Measured
 from pipelines.scoring.source import dataset_source
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from pipelines.storage.locations import absolute_location
 from pipelines.tracking.journal.writer import RunWriter
 from pipelines.tracking.store import revision
@@ -73,7 +73,7 @@ def probe(config: RunConfig, model_uri: str, result: Result | None = None) -> Pr
         TrackingError: The store did not accept the scores; they are in the message.
     """
     config, model_uri = with_absolute_paths(config), model_uri_of(model_uri)
-    dataset, output = Folder.at(config.dataset.path), _output(config)
+    dataset, output = Location.at(config.dataset.path), _output(config)
     manifest = read_manifest(dataset)
     _check_splits(config, manifest)
     chosen = [split for split in (TRAINING_SPLIT, VALIDATION_SPLIT, TEST_SPLIT) if split in manifest.splits]
@@ -136,11 +136,11 @@ class _Display:
         self._penalties.close()
 
 
-def _output(config: RunConfig) -> Folder:
-    output = Folder.at(absolute_location(config.probe.output, "probe.output: "))
+def _output(config: RunConfig) -> Location:
+    output = Location.at(absolute_location(config.probe.output, "probe.output: "))
     if output.is_local and output.path.exists() and not output.path.is_dir():
         raise ValueError(f"probe.output={output} is a file: give a folder")
-    check_outside("probe.output", output, Folder.at(config.dataset.path))
+    check_outside("probe.output", output, Location.at(config.dataset.path))
     return output
 
 

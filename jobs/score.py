@@ -23,7 +23,7 @@ from pipelines.scoring.output.output import DELTA_LOG_FILE
 from pipelines.scoring.predict.convert import Reference, open_reference
 from pipelines.scoring.predict.model import ModelDescription, describe
 from pipelines.scoring.source import DATASET, Source, archive_source, dataset_source, is_dataset
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from pipelines.storage.locations import absolute_location, local_path
 from pipelines.tracking.store.served import find_model, read_model_file
 from pipelines.training.setup.input import reader_settings
@@ -47,8 +47,8 @@ def score(config: RunConfig, model_uri: str, location: str, output: str, map_fil
         RuntimeError: The store or a storage cannot be used, or Spark gave up; the same call continues the work.
     """
     config, model_uri = with_absolute_paths(config, reads_dataset=False), model_uri_of(model_uri)
-    scored_folder = Folder.at(absolute_location(location, "--input: "))
-    folder = Folder.at(absolute_location(output, "--output: "))
+    scored_folder = Location.at(absolute_location(location, "--input: "))
+    folder = Location.at(absolute_location(output, "--output: "))
     source = _source(config, scored_folder)
     if map_file is not None:
         map_file = local_path(map_file, "map_file")
@@ -88,7 +88,7 @@ def _score(
     model: ModelDescription,
     file: bytes,
     source: Source,
-    folder: Folder,
+    folder: Location,
     settings: ScoreSettings,
 ) -> Scored:
     session = spark_session("groundswell score", config.launch.master, runs_on_connect=True)
@@ -96,7 +96,7 @@ def _score(
         return score_source(spark, model, file, source, folder, settings, say=say, progress=display)
 
 
-def _source(config: RunConfig, folder: Folder) -> Source:
+def _source(config: RunConfig, folder: Location) -> Source:
     folder.check()
     if is_dataset(folder):
         return dataset_source(folder, reader_settings(config.reader))
@@ -119,7 +119,7 @@ def _source(config: RunConfig, folder: Folder) -> Source:
     )
 
 
-def _as_delta(config: RunConfig, output: Folder) -> bool:
+def _as_delta(config: RunConfig, output: Location) -> bool:
     """Return whether the predictions are a Delta table, because the user asks for it or the folder already is one."""
     found = config.score.format == "delta" or output.exists(DELTA_LOG_FILE)
     if found:
@@ -127,7 +127,7 @@ def _as_delta(config: RunConfig, output: Folder) -> bool:
     return found
 
 
-def _thresholds(config: RunConfig, model: ModelDescription, source: Source, output: Folder) -> tuple[float, ...]:
+def _thresholds(config: RunConfig, model: ModelDescription, source: Source, output: Location) -> tuple[float, ...]:
     """Choose the thresholds: those that the user asks for, or those of the unfinished predictions."""
     output.check()
     of_model = model.thresholds_or(config.score.threshold)
@@ -150,7 +150,7 @@ def _reference(
         raise ValueError(
             f"score.runtime={chosen.runtime} needs labelled samples: set score.reference_dataset to a prepared dataset"
         )
-    dataset = Folder.at(absolute_location(chosen.reference_dataset or source.where, "score.reference_dataset: "))
+    dataset = Location.at(absolute_location(chosen.reference_dataset or source.where, "score.reference_dataset: "))
     return open_reference(
         dataset,
         model,
@@ -183,7 +183,7 @@ class ScoreDisplay:
 
 def _refuse_unread(arguments: argparse.Namespace, config: RunConfig) -> None:
     """Refuse settings for the other kind of input."""
-    location = Folder.at(absolute_location(arguments.input, "--input: "))
+    location = Location.at(absolute_location(arguments.input, "--input: "))
     reads_reference = config.score.runtime != "keras" and config.score.reference_dataset is not None
     for key in keys_of(arguments.set):
         if key.startswith("reader.") and not (reads_reference or is_dataset(location)):
@@ -192,7 +192,7 @@ def _refuse_unread(arguments: argparse.Namespace, config: RunConfig) -> None:
             raise ValueError(f"--set {key} has no effect: --input {location} is a prepared dataset")
 
 
-def _draw(source: Source, output: Folder, file: Path, tile: str | None) -> None:
+def _draw(source: Source, output: Location, file: Path, tile: str | None) -> None:
     found = read_ground(output, source.groups, tile)
     *maps, picture = write_map(found, file)
     without = f"; {found.unplaced} predictions have no place" if found.unplaced else ""

@@ -2,16 +2,14 @@
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from conf.sections.training import TrainingConfig
 from jobs.export import log_model_of
 from jobs.shell import cli
 from jobs.shell.command import message_of, say
 from jobs.shell.result import Result
-from pipelines.storage.folder import StorageError
+from pipelines.storage.folder import Location, StorageError
 from pipelines.storage.locations import absolute_location, redacted
-from pipelines.storage.remote_path import AnyPath, any_path
 from pipelines.tracking.journal.local_run import RunHeldError
 from pipelines.tracking.journal.sync import Synced, sync, unsynced
 from pipelines.tracking.store.runs import check_store
@@ -20,7 +18,7 @@ from pipelines.training.driver.held_run import held_run
 from pipelines.training.driver.remote_runs import sync_behind, unsynced_behind
 
 
-def sync_runs(output: AnyPath, run_id: str | None, result: Result) -> list[Synced]:
+def sync_runs(output: Location, run_id: str | None, result: Result) -> list[Synced]:
     """Write the records, models and ends of the runs under a folder or URL.
 
     Without `run_id`, a run that cannot be written does not stop the others: its name is printed, and an error at the
@@ -37,7 +35,7 @@ def sync_runs(output: AnyPath, run_id: str | None, result: Result) -> list[Synce
         TrackingError: The store does not answer; the command can be repeated.
         StorageError: The storage behind a URL cannot be used.
     """
-    if run_id is not None and not (output / run_id).is_dir():
+    if run_id is not None and not (output / run_id).is_folder():
         raise ValueError(f"there is no run {run_id} under {output}: give the training.output of the run by --output")
     written, refused = [], 0
     for place in [output / run_id] if run_id is not None else _unsynced(output):
@@ -61,14 +59,14 @@ def sync_runs(output: AnyPath, run_id: str | None, result: Result) -> list[Synce
     return written
 
 
-def _written(place: AnyPath) -> Synced:
-    if isinstance(place, Path):
-        return sync(place, log_model_of, hold=held_run)
+def _written(place: Location) -> Synced:
+    if place.is_local:
+        return sync(place.path, log_model_of, hold=lambda _: held_run(place))
     return sync_behind(place, log_model_of)
 
 
-def _unsynced(output: AnyPath) -> Sequence[AnyPath]:
-    return unsynced(output) if isinstance(output, Path) else unsynced_behind(output)
+def _unsynced(output: Location) -> Sequence[Location]:
+    return [Location(str(path)) for path in unsynced(output.path)] if output.is_local else unsynced_behind(output)
 
 
 def lines_of(synced: Synced, name: str) -> list[str]:
@@ -86,7 +84,7 @@ def lines_of(synced: Synced, name: str) -> list[str]:
 
 def main(arguments: argparse.Namespace, result: Result) -> None:
     """Write as the command line says."""
-    output = any_path(absolute_location(arguments.output or TrainingConfig.default("output")))
+    output = Location(absolute_location(arguments.output or TrainingConfig.default("output")))
     written = sync_runs(output, arguments.run, result)
     say(f"{len(written)} runs of {output} written to {redacted(tracking_uri())}")
 

@@ -21,8 +21,8 @@ from pipelines.dataset.format.manifest import Manifest
 from pipelines.dataset.format.order import steps_per_epoch
 from pipelines.launch.driver.failure import WorkerError
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
+from pipelines.storage.folder import Location
 from pipelines.storage.locations import redacted
-from pipelines.storage.remote_path import AnyPath
 from pipelines.tracking.models.registry import standing
 from pipelines.tracking.store import store
 from pipelines.tracking.store.experiments import chosen_experiment
@@ -54,7 +54,7 @@ class TrainedRun:
 
     run: TrackedRun
     summary: TrainingSummary
-    folder: AnyPath
+    folder: Location
     """Checkpoints and logs: a folder or a URL."""
 
     @property
@@ -196,7 +196,7 @@ def _say_sizes(config: RunConfig, manifest: Manifest) -> None:
         say(f"images of {sizes}; the training step is compiled for each size")
 
 
-def _kept(folder: AnyPath) -> str:
+def _kept(folder: Location) -> str:
     return f"records are kept in {folder}; `groundswell sync --output {folder.parent}` writes them to MLflow"
 
 
@@ -213,7 +213,7 @@ def _cluster(spark: SparkSession, config: RunConfig) -> dict[str, str | int | No
     }
 
 
-def _remember_checkpoint(result: Result, run: TrackedRun, checkpoints: AnyPath) -> None:
+def _remember_checkpoint(result: Result, run: TrackedRun, checkpoints: Location) -> None:
     """Record where an unfinished run can continue, or say that it cannot."""
     existing = list_checkpoints(checkpoints)
     if not existing:

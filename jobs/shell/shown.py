@@ -5,7 +5,7 @@ import html
 import io
 from typing import TYPE_CHECKING
 
-from pipelines.storage.remote_path import AnyPath
+from pipelines.storage.folder import Location
 from pipelines.tracking.store.runs import link_to
 from pipelines.tracking.store.store import TrackedRun
 from pipelines.training.ranks.results import TrainingSummary
@@ -30,7 +30,7 @@ def curves_of(summary: TrainingSummary) -> "Figure":
     return learning_curves(summary.history)
 
 
-def html_of(run: TrackedRun, summary: TrainingSummary, folder: AnyPath) -> str:
+def html_of(run: TrackedRun, summary: TrainingSummary, folder: Location) -> str:
     """Return a training as HTML: links and paths, the curves, the table of epochs."""
     picture = io.BytesIO()
     curves_of(summary).savefig(picture, format="png", dpi=90)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipelines.archives.files import is_local, is_plain_name, list_remote
+from pipelines.archives.files import is_plain_name
+from pipelines.storage.folder import Location
+from pipelines.storage.locations import is_url
 
 
 def stays_inside(root: str, path: str) -> bool:
@@ -19,7 +21,7 @@ def stays_inside(root: str, path: str) -> bool:
 
 def leads_out(root: str, path: str) -> bool:
     """Return whether `path` is a symbolic link to something outside `root`."""
-    return is_local(root) and Path(path).is_symlink() and not stays_inside(root, path)
+    return not is_url(root) and Path(path).is_symlink() and not stays_inside(root, path)
 
 
 def list_subfolders(root: str, folders: Iterable[str]) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
@@ -43,13 +45,12 @@ def list_subfolders(root: str, folders: Iterable[str]) -> tuple[pa.ChunkedArray,
 
 
 def _subfolders(root: str, folder: str) -> tuple[list[str], list[str]]:
-    if not is_local(root):
-        prefix = "" if folder == "." else f"{folder}/"
-        names = [name for name, is_folder, _ in list_remote(root, folder) if is_folder]
+    prefix = "" if folder == "." else f"{folder}/"
+    if is_url(root):
+        names = [name for name, is_folder, _ in Location(root.rstrip("/")).entries(prefix.rstrip("/")) if is_folder]
         return [prefix + name for name in names if name.isascii() and is_plain_name(name)], []
     path = Path(root, folder)
     leaves = path.is_symlink() and not stays_inside(root, str(path))
-    prefix = "" if folder == "." else f"{folder}/"
     inside, leading_out = [], []
     try:
         with os.scandir(path) as entries:

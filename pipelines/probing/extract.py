@@ -17,7 +17,7 @@ from pipelines.scoring.predict.predictor import LoadSettings, Predict, load_kera
 from pipelines.scoring.source import Source
 from pipelines.spark.connect import SentFile, send
 from pipelines.spark.tasks import run_until_done, watched
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from pipelines.storage.lock import hold
 
 _SHARE = "set probe.output to a folder on storage that all hosts mount, or a URL"
@@ -40,7 +40,7 @@ class Extractor:
     model: ModelDescription
     file: SentFile
     """The `.keras` file."""
-    folder: Folder
+    folder: Location
     batch_size: int
     threads: int | None
     """Number of threads; None: the cores of the Spark task."""
@@ -112,7 +112,7 @@ def extract_features(
     model: ModelDescription,
     file: bytes,
     source: Source,
-    folder: Folder,
+    folder: Location,
     identity: Identity,
     *,
     batch_size: int,
@@ -180,7 +180,7 @@ def extract_features(
         return finish(folder, identity, files)
 
 
-def _finished(folder: Folder, parts: dict[str, DatasetPart], files: list[str]) -> dict[str, _Extracted]:
+def _finished(folder: Location, parts: dict[str, DatasetPart], files: list[str]) -> dict[str, _Extracted]:
     """Find the files of an earlier attempt that are readable and have all their rows."""
     found = {}
     for name, is_folder, size in folder.entries():
@@ -196,7 +196,7 @@ def _finished(folder: Folder, parts: dict[str, DatasetPart], files: list[str]) -
     return found
 
 
-def _check_seen(folder: Folder, files: list[FeatureFile]) -> None:
+def _check_seen(folder: Location, files: list[FeatureFile]) -> None:
     sizes = {name: size for name, _, size in folder.entries()}
     missing = [file.file for file in files if sizes.get(file.file) != file.size]
     if missing:

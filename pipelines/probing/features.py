@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.scoring.predict.model import ModelDescription
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 FILE_NAME = "features.json"
 FORMAT_VERSION = 1
@@ -53,7 +53,7 @@ class FeatureFile:
 class Features:
     """The finished features; the object is small and picklable, because it is sent to the ranks."""
 
-    folder: Folder
+    folder: Location
     files: tuple[FeatureFile, ...]
     """Files of all splits; the files of a split are in the order of the dataset's rows."""
 
@@ -131,13 +131,13 @@ def identity_of(model: ModelDescription, file: bytes, manifest: Manifest) -> Ide
     }
 
 
-def folder_of(output: Folder, identity: Identity) -> Folder:
+def folder_of(output: Location, identity: Identity) -> Location:
     """Return the folder of some features, inside the folder of all features."""
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return output / digest[:_DIGEST_CHARACTERS]
 
 
-def find_features(folder: Folder, identity: Identity, files: Collection[str]) -> Features | None:
+def find_features(folder: Location, identity: Identity, files: Collection[str]) -> Features | None:
     """Find finished features; return None if they are unfinished, of another identity, or lack a file."""
     try:
         described = json.loads(folder.read(FILE_NAME))
@@ -151,7 +151,7 @@ def find_features(folder: Folder, identity: Identity, files: Collection[str]) ->
     return found if all(sizes.get(file.file) == file.size for file in found.files) else None
 
 
-def finish(folder: Folder, identity: Identity, files: Sequence[FeatureFile]) -> Features:
+def finish(folder: Location, identity: Identity, files: Sequence[FeatureFile]) -> Features:
     """Mark features as finished."""
     values = {"identity": identity, "files": [asdict(file) for file in files]}
     folder.write(FILE_NAME, json.dumps(values, indent=1).encode())

@@ -44,7 +44,7 @@ from pipelines.scoring.source import DATASET, Source
 from pipelines.spark.connect import SentFile, send
 from pipelines.spark.tasks import is_local_mode, run_until_done, watched
 from pipelines.storage.disk_errors import disk_errors
-from pipelines.storage.folder import Folder, StorageError
+from pipelines.storage.folder import Location, StorageError
 from pipelines.storage.lease import PROGRESS_FOLDER
 from pipelines.storage.locations import redacted
 from pipelines.storage.lock import hold
@@ -107,7 +107,7 @@ class Scored:
         return f"<table>{lines}</table>"
 
 
-def earlier_thresholds(model: ModelDescription, source: Source, output: Folder) -> tuple[float, ...] | None:
+def earlier_thresholds(model: ModelDescription, source: Source, output: Location) -> tuple[float, ...] | None:
     """Return the thresholds of this model's unfinished predictions; None if there are none.
 
     An evaluation may have tuned the model's own thresholds since then.
@@ -125,7 +125,7 @@ def earlier_thresholds(model: ModelDescription, source: Source, output: Folder) 
 
 
 def check_score(
-    model: ModelDescription, source: Source, output: Folder, settings: ScoreSettings
+    model: ModelDescription, source: Source, output: Location, settings: ScoreSettings
 ) -> tuple[Identity, bool]:
     """Check everything that can be checked before Spark starts.
 
@@ -162,7 +162,7 @@ def score(
     model: ModelDescription,
     file: bytes,
     source: Source,
-    output: Folder,
+    output: Location,
     settings: ScoreSettings,
     *,
     say: Callable[[str], None] = lambda line: None,
@@ -246,7 +246,7 @@ def score(
 
 
 def _check_rejected(
-    rejected: Sequence[dict[str, str]], source: Source, output: Folder, settings: ScoreSettings
+    rejected: Sequence[dict[str, str]], source: Source, output: Location, settings: ScoreSettings
 ) -> None:
     """Make sure that at most the allowed part of the samples is rejected."""
     total = len(source.rejected) + sum(part.rows for part in source.parts)
@@ -254,7 +254,7 @@ def _check_rejected(
     check_rejected(rejected, total, "score.max_rejected_fraction", settings.max_rejected_fraction, report)
 
 
-def _may_have_moved(source: Source, output: Folder) -> bool:
+def _may_have_moved(source: Source, output: Location) -> bool:
     """Return whether predictions of an input with this fingerprint belong to this one, even if it has moved.
 
     The fingerprint of a dataset covers its pixels. That of an archive covers only the names of its files, and other
@@ -268,7 +268,7 @@ def _may_have_moved(source: Source, output: Folder) -> bool:
     return not is_complete(output, files) and not any(replaced)
 
 
-def scored_before(source: Source, output: Folder) -> Scored:
+def scored_before(source: Source, output: Location) -> Scored:
     """Read the results of finished predictions, and remove the temporary files that their job left."""
     files = [part.file for part in source.parts]
     with suppress(OSError, StorageError):  # a user who may only read them can still draw a map
@@ -321,7 +321,7 @@ def _write(
     file: bytes,
     converted: ConvertedModel | None,
     source: Source,
-    output: Folder,
+    output: Location,
     settings: ScoreSettings,
     found: dict[str, WrittenPart],
     earlier: dict[str, WrittenPart],
@@ -374,16 +374,16 @@ def _sent(spark: SparkSession, file: bytes) -> Iterator[SentFile]:
             sent.destroy()
 
 
-def _scored(parts: list[WrittenPart], source: Source, output: Folder, *, new: int) -> Scored:
+def _scored(parts: list[WrittenPart], source: Source, output: Location, *, new: int) -> Scored:
     rejected = [*source.rejected, *(row for part in parts for row in part.rejected)]
     return Scored(sum(part.rows for part in parts), len(rejected), count_reasons(rejected), new, str(output))
 
 
-def _check_apart(source: Source, output: Folder) -> None:
+def _check_apart(source: Source, output: Location) -> None:
     """Make sure that neither of input and predictions contains the other."""
     if source.where == source.kind:  # an archive without files
         return
-    found = relation(output, Folder.at(source.where))
+    found = relation(output, Location.at(source.where))
     if found is not None:
         raise ValueError(
             f"--output {output} {found} --input {source.where}: choose another --output, outside of --input"
@@ -396,7 +396,7 @@ class _Progress:
     def __init__(
         self,
         parts: tuple[Part, ...],
-        output: Folder,
+        output: Location,
         found: dict[str, WrittenPart],
         progress: Callable[[ScoreProgress], None],
     ) -> None:

@@ -15,13 +15,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines.archives.archive import Archive, BadRecordError, Georeference
-from pipelines.archives.files import is_local
 from pipelines.dataset.format.columns import ID_FIELD
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.dataset.prepare.shard import rejection, try_to_read
 from pipelines.dataset.read.buffers import BufferPool
 from pipelines.dataset.read.reader import DamageError, ReaderSettings, SplitReader
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
+from pipelines.storage.locations import is_url
 
 KNOWN_SCHEMA = pa.schema(
     [
@@ -84,7 +84,7 @@ class DatasetPart:
     file: str
     rows: int
     split: str
-    dataset: Folder
+    dataset: Location
     manifest: Manifest
     """Manifest with only this shard."""
     settings: ReaderSettings
@@ -177,7 +177,7 @@ class ArchivePart:
             known_bad = pa.array([row["id"] for row in self.unusable])
             index = index.filter(pc.invert(pc.is_in(index["id"], known_bad)))
             yield SampleBatch({}, _known_table({"id": [], "split": []}, 0), list(self.unusable))
-        threads = 1 if is_local(self.archive.root) else _REMOTE_READS
+        threads = _REMOTE_READS if is_url(self.archive.root) else 1
         with ThreadPoolExecutor(threads, thread_name_prefix="groundswell-archive") as pool:
             starts = range(0, len(index), batch_size)
             yield from _one_ahead(
@@ -190,7 +190,7 @@ class ArchivePart:
         left = {*ids} - {row["id"] for row in self.unusable}
         index = pa.ipc.open_stream(self.samples).read_all()
         index = index.filter(pc.is_in(index["id"], pa.array(left, pa.string())))
-        with ThreadPoolExecutor(_REMOTE_READS if not is_local(self.archive.root) else _READS) as pool:
+        with ThreadPoolExecutor(_REMOTE_READS if is_url(self.archive.root) else _READS) as pool:
             return any(pool.map(self._can_read, index.select(["id", "paths"]).to_pylist()))
 
     def digest_of_sizes(self, without: Collection[str]) -> str | None:

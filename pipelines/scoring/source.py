@@ -17,7 +17,7 @@ from pipelines.dataset.prepare.index import index_digest
 from pipelines.dataset.read.reader import ReaderSettings, check_readable
 from pipelines.sample import ImageGroup, Task
 from pipelines.scoring.parts import ArchivePart, DatasetPart, Part
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 DATASET = "dataset"
 
@@ -43,12 +43,12 @@ class Source:
     """Largest number of samples of a part of a raw archive."""
 
 
-def is_dataset(location: Folder) -> bool:
+def is_dataset(location: Location) -> bool:
     """Return whether a folder is a prepared dataset."""
     return location.exists(FILE_NAME)
 
 
-def dataset_source(dataset: Folder, settings: ReaderSettings, splits: Collection[str] | None = None) -> Source:
+def dataset_source(dataset: Location, settings: ReaderSettings, splits: Collection[str] | None = None) -> Source:
     """Open a prepared dataset: every shard is one part.
 
     Args:
@@ -95,7 +95,7 @@ def archive_source(archive: Archive, *, samples_per_file: int) -> Source:
         RuntimeError: The storage cannot be used.
     """
     if archive.root:
-        Folder.at(archive.root).check()
+        Location.at(archive.root).check()
     description, index = archive.description, archive.index()
     unusable = {row["id"]: row for row in index.unusable.to_pylist()}
     parts: list[Part] = []

@@ -16,7 +16,7 @@ from pyspark.util import InheritableThread
 
 from pipelines.machine.versions import check_this_executor, imported_version
 from pipelines.spark.connect import call_each, is_connect
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 ATTEMPTS = 4  # of an item, as Spark's spark.task.maxFailures on a cluster
 _SECONDS_TO_CANCEL = 20.0
@@ -38,7 +38,7 @@ def run_tasks(
     function: Callable[[_Item], _Value],
     *,
     job: str,
-    folder: Folder,
+    folder: Location,
     files: list[str],
     less_memory: str,
     writes: bool = True,
@@ -98,7 +98,7 @@ def run_until_done(
     finished: Callable[[list[str]], dict[str, _Value]],
     say: Callable[[str], None],
     job: str,
-    folder: Folder,
+    folder: Location,
     less_memory: str,
 ) -> dict[str, _Value]:
     """Call a function for every item as `run_tasks` does, and return the values by file.
@@ -189,7 +189,7 @@ def _call_each(
 
 
 def _explained(
-    error: Exception, spark: SparkSession, folder: Folder, files: list[str], less_memory: str, kept: str
+    error: Exception, spark: SparkSession, folder: Location, files: list[str], less_memory: str, kept: str
 ) -> RuntimeError:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         place = error.filename or "its temporary folder"

@@ -4,11 +4,11 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 
 @contextmanager
-def disk_errors(folder: Folder, argument: str = "dataset.path") -> Iterator[None]:
+def disk_errors(folder: Location, argument: str = "dataset.path") -> Iterator[None]:
     """Name the folder that cannot be written, and say how to continue.
 
     Args:

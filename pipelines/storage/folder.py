@@ -1,6 +1,7 @@
-"""Folders on local disks, or behind a URL that fsspec knows (an object store, HDFS)."""
+"""Files and folders on local disks, or behind a URL that fsspec knows (an object store, HDFS)."""
 
 import errno
+import fnmatch
 import glob
 import hashlib
 import os
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from io import BufferedReader
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import fsspec
@@ -22,7 +23,7 @@ from fsspec.core import url_to_fs
 from fsspec.spec import AbstractFileSystem
 
 from pipelines.storage.locations import absolute_location, is_url
-from pipelines.storage.whole_files import sync_to_disk
+from pipelines.storage.whole_files import copy_whole, new_file
 
 # An object appears when its upload ends. Elsewhere a file is written under another name and renamed.
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
@@ -41,9 +42,10 @@ class StorageError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Folder:
-    """A folder by its path or URL: a small object that is pickled and sent to the executors.
+class Location:
+    """A file or folder by its path or URL: a small object that is pickled and sent to the executors.
 
+    Methods take the name or relative path of a file or folder in it. Without a name they are about the location itself.
     Credentials come from where the storage's own library looks for them (environment, instance role), never from
     the URL, which is logged.
     """
@@ -52,13 +54,13 @@ class Folder:
     """Absolute path, or `scheme://...` without a slash at its end."""
 
     @classmethod
-    def at(cls, location: "str | Path | Folder") -> "Folder":
-        """Return the folder of a path, made absolute, or of a URL; `absolute_location` lists the accepted spellings.
+    def at(cls, location: "str | Path | Location") -> "Location":
+        """Return the location of a path, made absolute, or a URL; `absolute_location` lists the accepted spellings.
 
         Raises:
             ValueError: The location cannot be used; the message says what is expected.
         """
-        return location if isinstance(location, Folder) else cls(absolute_location(location))
+        return location if isinstance(location, Location) else cls(absolute_location(location))
 
     def check(self) -> None:
         """Check early, and within seconds, that a remote folder can be used; it need not exist yet.
@@ -122,7 +124,7 @@ class Folder:
 
     @property
     def path(self) -> Path:
-        """Path of a local folder."""
+        """Path of a local file or folder."""
         assert self.is_local, self.url
         return Path(self.url)
 
@@ -130,18 +132,32 @@ class Folder:
         """Return the path or URL."""
         return self.url
 
-    def __truediv__(self, name: str) -> "Folder":
-        """Return a folder in this one."""
-        return Folder(f"{self.url}/{name}")
+    def __fspath__(self) -> str:
+        """Return the path of a local file or folder, so that it can be opened and copied like a `Path`."""
+        return str(self.path)
 
-    def sibling(self, name: str) -> "Folder":
-        """Return a folder beside this one."""
-        return Folder(f"{self.url.rpartition('/')[0]}/{name}")
+    def __truediv__(self, name: str) -> "Location":
+        """Return a file or folder in this folder."""
+        return Location(f"{self.url}/{name}")
+
+    def sibling(self, name: str) -> "Location":
+        """Return a file or folder beside this one."""
+        return Location(f"{self.url.rpartition('/')[0]}/{name}")
+
+    @property
+    def parent(self) -> "Location":
+        """Folder that contains this file or folder."""
+        return Location(str(self.path.parent) if self.is_local else self.url.rpartition("/")[0])
 
     @property
     def name(self) -> str:
         """Last part of the path or URL."""
         return self.url.rpartition("/")[2]
+
+    @property
+    def stem(self) -> str:
+        """Name without its last suffix."""
+        return PurePath(self.name).stem
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle only the URL: an open filesystem has threads and sockets."""
@@ -164,7 +180,7 @@ class Folder:
         root = self.url if self.is_local else url_to_fs(self.url)[1]
         return f"{root}/{name}".rstrip("/")
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str = "") -> bytes:
         """Read one whole file.
 
         Raises:
@@ -189,12 +205,14 @@ class Folder:
                 return b""
         return data
 
-    def open(self, name: str) -> Any:
+    def open(self, name: str = "") -> Any:
         """Open one file for reading at any position; the result is a context manager."""
+        if self.is_local:
+            return Path(self._full(name)).open("rb")
         with self._remote_errors():
             return self._filesystem.open(self._full(name), "rb")
 
-    def size(self, name: str) -> int | None:
+    def size(self, name: str = "") -> int | None:
         """Return the size of one file in bytes; None if it does not exist."""
         try:
             self._forget(name)
@@ -203,6 +221,20 @@ class Folder:
         except _ABSENT:
             return None
         return int(info["size"]) if info["type"] == "file" else None
+
+    def is_file(self, name: str = "") -> bool:
+        """Return whether a file exists; local links are followed."""
+        return self.size(name) is not None
+
+    def is_folder(self, name: str = "") -> bool:
+        """Return whether a folder exists; behind a URL a folder exists if it has content."""
+        return Path(self._full(name)).is_dir() if self.is_local else bool(self.entries(name))
+
+    def glob(self, pattern: str) -> "list[Location]":
+        """Return the files and folders in this folder whose names match a pattern, in no order."""
+        if self.is_local:
+            return [self / path.name for path in self.path.glob(pattern)]
+        return [self / name for name in self.names() if fnmatch.fnmatchcase(name, pattern)]
 
     def modified(self, name: str) -> datetime | None:
         """Return when one file was written, by the storage's clock; None if it does not exist."""
@@ -271,7 +303,7 @@ class Folder:
             path.write_bytes(data)
 
     @contextmanager
-    def new_file(self, name: str, *, flush: bool = True) -> Iterator[Path]:
+    def new_file(self, name: str = "", *, flush: bool = True) -> Iterator[Path]:
         """Yield a local path to write to; if the block succeeds, its content becomes the file atomically.
 
         Args:
@@ -279,23 +311,16 @@ class Folder:
             flush: Whether to wait until a local file is on the disk, so that it survives a power cut.
         """
         if self.is_local:
-            target = Path(self._full(name))
-            temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-            try:
-                yield temporary
-                if flush:
-                    sync_to_disk(temporary)
-                temporary.replace(target)
-            finally:
-                temporary.unlink(missing_ok=True)
+            with new_file(Path(self._full(name)), flush=flush) as path:
+                yield path
             return
         with tempfile.TemporaryDirectory(prefix="groundswell-") as folder:
             yield Path(folder, "file")
             with self._remote_errors():
                 self._upload(Path(folder, "file"), self._full(name))
 
-    def put(self, file: Path, name: str) -> None:
-        """Upload one local file atomically, and check the stored content.
+    def put(self, file: Path, name: str = "") -> None:
+        """Copy one local file to here atomically, and check the stored content.
 
         Object stores report the MD5 sum of most objects. Where they do not, the file is read back.
 
@@ -303,6 +328,10 @@ class Folder:
             OSError: The stored content differs; it is removed.
             StorageError: The storage cannot be used.
         """
+        if self.is_local:
+            with self.new_file(name, flush=False) as path, file.open("rb") as source:
+                copy_whole(source, path)
+            return
         with self._remote_errors():
             self._upload(file, self._full(name))
         if not self._has_arrived(file, name):

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pipelines.machine.proc import boot, is_process, namespace
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from pipelines.storage.locations import redacted_traceback
 
 PROGRESS_FOLDER = "_progress"
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def lease(folder: Folder, inside: str) -> Iterator[str]:
+def lease(folder: Location, inside: str) -> Iterator[str]:
     """Hold a folder; yield the path of the lease in it, `<inside>/lease-<random id>.json`.
 
     A lease is dead if it was not refreshed for `DEAD_SECONDS`, or at once if its process ran on this machine and has
@@ -65,7 +65,7 @@ def lease(folder: Folder, inside: str) -> Iterator[str]:
             _log.warning("%s cannot be removed (%s): the folder is free again in %g s", name, error, DEAD_SECONDS)
 
 
-def check_held(folder: Folder, inside: str) -> None:
+def check_held(folder: Location, inside: str) -> None:
     """Make sure, before a step that cannot be undone, that no other job has replaced this one's lease.
 
     Raises:
@@ -78,7 +78,7 @@ def check_held(folder: Folder, inside: str) -> None:
         )
 
 
-def _valid(folder: Folder, inside: str) -> dict[str, dict[str, Any]]:
+def _valid(folder: Location, inside: str) -> dict[str, dict[str, Any]]:
     """Return the owners by lease, without replaced leases."""
     names = [name for name in folder.names(inside) if name.startswith(LEASE_PREFIX)]
     leases = {name: _owner(folder, f"{inside}/{name}") for name in names}
@@ -86,7 +86,7 @@ def _valid(folder: Folder, inside: str) -> dict[str, dict[str, Any]]:
     return {name: owner for name, owner in leases.items() if name not in replaced}
 
 
-def _dead_ones(folder: Folder, inside: str, own: str) -> list[str]:
+def _dead_ones(folder: Location, inside: str, own: str) -> list[str]:
     """Return the names of the leases of jobs that have ended; raise an error if another job is running."""
     dead = []
     now = folder.modified(own)
@@ -109,7 +109,7 @@ def _dead_ones(folder: Folder, inside: str, own: str) -> list[str]:
     return dead
 
 
-def _owner(folder: Folder, path: str) -> dict[str, Any]:
+def _owner(folder: Location, path: str) -> dict[str, Any]:
     try:
         values = json.loads(folder.read(path))
     except (FileNotFoundError, ValueError):
@@ -127,7 +127,7 @@ def _machine() -> str:
     return boot() + namespace("pid")
 
 
-def _keep(folder: Folder, name: str, owner: bytes, ended: threading.Event) -> None:
+def _keep(folder: Location, name: str, owner: bytes, ended: threading.Event) -> None:
     inside, _, own = name.rpartition("/")
     refreshed = time.monotonic()
     while not ended.wait(REFRESH_SECONDS):

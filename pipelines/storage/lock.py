@@ -8,18 +8,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from pipelines.storage.lease import PROGRESS_FOLDER, check_held, lease
 from pipelines.storage.whole_files import NO_LOCKS
 
 
-def followed(folder: Folder) -> Folder:
+def followed(folder: Location) -> Location:
     """Return the folder that a symbolic link refers to: its neighbours are on the same disk."""
-    return Folder(str(folder.path.resolve())) if folder.is_local and folder.path.is_symlink() else folder
+    return Location(str(folder.path.resolve())) if folder.is_local and folder.path.is_symlink() else folder
 
 
 @contextmanager
-def hold(dataset: Folder) -> Iterator[Callable[[], None]]:
+def hold(dataset: Location) -> Iterator[Callable[[], None]]:
     """Hold a dataset for writing; yield a function that raises RuntimeError if another job has taken it over.
 
     On local disks this is a locked file beside the dataset. Behind a URL, and where files cannot be locked, it is a
@@ -38,10 +38,10 @@ def hold(dataset: Folder) -> Iterator[Callable[[], None]]:
         yield from _hold_local(path, dataset)
 
 
-def _hold_local(path: Path, dataset: Folder) -> Iterator[Callable[[], None]]:
+def _hold_local(path: Path, dataset: Location) -> Iterator[Callable[[], None]]:
     lock = _take(path, dataset)
     if lock is None:
-        parent, inside = Folder(str(path.parent)), f".{dataset.name}.incomplete.lease"
+        parent, inside = Location(str(path.parent)), f".{dataset.name}.incomplete.lease"
         parent.make(inside)
         try:
             with lease(parent, inside):
@@ -70,7 +70,7 @@ def _parents(path: Path) -> Iterator[None]:
                 parent.rmdir()
 
 
-def _take(path: Path, dataset: Folder) -> IO[str] | None:
+def _take(path: Path, dataset: Location) -> IO[str] | None:
     """Lock the file; return None if the file system has no locks."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -56,6 +56,24 @@ def os_errors_as(kind: type[Exception], text: str) -> Iterator[None]:
         raise kind(f"{text}: {error.strerror}") from None
 
 
+@contextmanager
+def new_file(path: Path, *, flush: bool = True) -> Iterator[Path]:
+    """Yield a path beside `path` to write to; if the block succeeds, this file replaces the one at `path` atomically.
+
+    Args:
+        path: Path of the file.
+        flush: Whether to wait until the file is on the disk, so that it survives a power cut.
+    """
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        yield partial
+        if flush:
+            sync_to_disk(partial)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file atomically, and replace the existing one.
 
@@ -67,16 +85,8 @@ def write_whole(path: Path, content: bytes) -> None:
     if path.exists() and not path.is_file() and not path.is_dir():
         path.write_bytes(content)
         return
-    path = path.resolve() if path.is_symlink() else path
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with new_file(path.resolve() if path.is_symlink() else path) as partial:
+        partial.write_bytes(content)
 
 
 def sync_to_disk(path: Path) -> None:

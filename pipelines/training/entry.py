@@ -6,7 +6,7 @@ The driver does not need TensorFlow, and its import takes ten seconds and a GPU'
 from collections.abc import Sequence
 
 from conf.schema import RunConfig
-from pipelines.storage.remote_path import AnyPath
+from pipelines.storage.folder import Location
 from pipelines.tracking.store.store import TrackedRun
 from pipelines.training.driver.site import Site
 from pipelines.training.finders.batches import BatchSearch
@@ -14,7 +14,7 @@ from pipelines.training.finders.rates import RangeTest
 from pipelines.training.ranks.results import TrainingSummary
 
 
-def train(config: RunConfig, run: TrackedRun, checkpoints: AnyPath) -> TrainingSummary:
+def train(config: RunConfig, run: TrackedRun, checkpoints: Location) -> TrainingSummary:
     """See `pipelines.training.worker.train_worker`."""
     from pipelines.training.worker import train_worker
 

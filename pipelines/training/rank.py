@@ -13,7 +13,7 @@ from models.layers.grids import Size
 from models.schedules import Schedule
 from pipelines.dataset.format.order import steps_per_epoch
 from pipelines.sample import TRAINING_SPLIT
-from pipelines.storage.remote_path import AnyPath
+from pipelines.storage.folder import Location
 from pipelines.tracking.store.store import TrackedRun
 from pipelines.training.checkpoint.checkpoints import Checkpoints
 from pipelines.training.checkpoint.recovery import Recovery, make_recovery
@@ -48,7 +48,7 @@ class Rank:
     global_batch_size: int
     """Samples per optimizer step over all ranks."""
     run: TrackedRun
-    checkpoint_folder: AnyPath
+    checkpoint_folder: Location
     parts: Parts
     data: TrainingInput
     steps: int
@@ -72,7 +72,7 @@ class Rank:
         return self.mode.payload_bytes() + self.parts.batch_norm_bytes
 
 
-def make_rank(config: RunConfig, run: TrackedRun, checkpoint_folder: AnyPath, shortage: Shortage) -> Rank:
+def make_rank(config: RunConfig, run: TrackedRun, checkpoint_folder: Location, shortage: Shortage) -> Rank:
     """Join the ranks and make the objects that this rank trains with; every rank makes the same call.
 
     Args:
@@ -141,7 +141,7 @@ def _make_checkpoints(
     config: RunConfig,
     parts: Parts,
     run: TrackedRun,
-    folder: AnyPath,
+    folder: Location,
     order: str,
     mode: Mode,
     further: Sequence[keras.Variable],

@@ -4,7 +4,6 @@ import functools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from conf.schema import RunConfig
 from conf.sections.dataset import ReaderConfig
 from pipelines.launch.rank import membership
 from pipelines.launch.rank.report import StoppedOnRequest, signs_of_life
-from pipelines.storage.remote_path import AnyPath
+from pipelines.storage.folder import Location
 from pipelines.tracking.journal.system import SystemSampler
 from pipelines.tracking.models.models import averaged_model_uri
 from pipelines.tracking.store.environment import host_facts
@@ -43,7 +42,7 @@ _log = logging.getLogger(__name__)
 def train_worker(
     config: RunConfig,
     run: TrackedRun,
-    checkpoint_folder: AnyPath,
+    checkpoint_folder: Location,
     *,
     before_step: Callable[[Rank, int], None] = lambda rank, step: None,
 ) -> TrainingSummary:
@@ -172,7 +171,7 @@ def _make_tracer(rank: Rank, codec: str, record: Record | None, done: int) -> St
         done=done,
         marks=marks,
         collective=rank.parts.collective,
-        folder=folder.parent if isinstance(folder, Path) else None,
+        folder=folder.parent.path if folder.is_local else None,
         write=write,
         profiles=training.tensorflow_profiler,
         about={"codec": codec, "jit_compile": training.jit_compile},

@@ -112,13 +112,13 @@ def to_an_accuracy() -> dict[str, dict[str, Any]]:
     return found
 
 
-def training_that_dies(config: Any, run: Any, checkpoints: Path, *, death: int) -> Any:
+def training_that_dies(config: Any, run: Any, checkpoints: Any, *, death: int) -> Any:
     """`entry.train`, but the process of rank 1 is killed at one step, once."""
     import signal
 
     from pipelines.training.worker import train_worker
 
-    mark = checkpoints.parent / "death"
+    mark = checkpoints.parent.path / "death"
 
     def die_once(_: Any, step: int) -> None:
         if step == death and os.environ["HOROVOD_RANK"] == "1" and not mark.exists():
@@ -142,7 +142,7 @@ def seconds_after_a_death(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(entry, "train", functools.partial(training_that_dies, death=death))
         done = train(load("smoke", [*fixed, *settings]))
-    died = (done.folder / "death").stat().st_mtime
+    died = (done.folder / "death").path.stat().st_mtime
     points = MlflowClient().get_metric_history(done.run.run_id, "train/step_loss")
     ended = sorted(point.timestamp / 1000 for point in points)[1:]
     before = [at for at in ended if at < died]

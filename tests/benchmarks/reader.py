@@ -78,7 +78,7 @@ def write_dataset(folder: Path) -> None:
     from pipelines.dataset.format.petastorm_metadata import write_petastorm_metadata
     from pipelines.dataset.prepare.shard import ShardPlan, write_shard
     from pipelines.dataset.prepare.summary import summarise
-    from pipelines.storage.folder import Folder
+    from pipelines.storage.folder import Location
     from pipelines.storage.lease import PROGRESS_FOLDER
 
     for name in ("train", PROGRESS_FOLDER):
@@ -95,7 +95,7 @@ def write_dataset(folder: Path) -> None:
         plan = ShardPlan(name, stream.getvalue(), len(rows), ROW_GROUP_ROWS, digest="benchmark")
         written.append(write_shard(plan, archive, folder))
     manifest = summarise(archive.description, {"train": written}, {}, {}, "benchmark", [])
-    write_petastorm_metadata(Folder.at(folder / "train"), manifest.splits["train"].shards, manifest.groups, CLASSES)
+    write_petastorm_metadata(Location.at(folder / "train"), manifest.splits["train"].shards, manifest.groups, CLASSES)
     write_manifest(manifest, folder)
     write_tfrecords(folder, whole)
 

@@ -52,7 +52,7 @@ from pipelines.scoring.predict.frames import flat_columns
 from pipelines.scoring.predict.model import ModelDescription, describe
 from pipelines.scoring.predict.processor import Runtime, why_unusable
 from pipelines.scoring.source import Source, archive_source, dataset_source
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from pipelines.tracking.store.served import find_model, read_model_file
 from tests.benchmarks.parts.figures import ratio
 
@@ -182,7 +182,7 @@ class Ours:
         Raises:
             ValueError: It is worse than Keras's by more than `groundswell score` accepts.
         """
-        kept = Folder.at(self._kept(runtime))
+        kept = Location.at(self._kept(runtime))
         converted = converted_model(self._model, self._file, runtime, self._reference(runtime), kept, say=print)
         assert converted is not None
         kept.make()
@@ -206,11 +206,11 @@ class Ours:
         self._number += 1
         output = self._folder / f"out-{self._number}"
         if settings.runtime != "keras":  # as after a stop behind the conversion
-            identity, _ = check_score(self._model, source, Folder.at(output), settings)
-            begin(Folder.at(output), identity)
+            identity, _ = check_score(self._model, source, Location.at(output), settings)
+            begin(Location.at(output), identity)
             shutil.copytree(self._kept(settings.runtime), output, dirs_exist_ok=True)
         started = time.perf_counter()
-        scored = score(self._spark, self._model, self._file, source, Folder.at(output), settings, say=print)
+        scored = score(self._spark, self._model, self._file, source, Location.at(output), settings, say=print)
         seconds = time.perf_counter() - started
         shutil.rmtree(output)
         return scored.predictions / seconds
@@ -303,7 +303,7 @@ def main() -> None:
 
         def reference(runtime: Runtime) -> Reference:
             return open_reference(
-                Folder.at(dataset),
+                Location.at(dataset),
                 model,
                 runtime,
                 ReaderSettings(),
@@ -314,7 +314,7 @@ def main() -> None:
             )
 
         ours = Ours(spark, model, read_model_file(served), reference, folder)
-        prepared = dataset_source(Folder.at(dataset), ReaderSettings())
+        prepared = dataset_source(Location.at(dataset), ReaderSettings())
         raw = archive_source(BigEarthNetV2(str(root)), samples_per_file=256)
         predict = Predict(file, dataset, environment)
         spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "32")

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from conf.describe import to_yaml
 from conf.load import load
 from pipelines.dataset.format.manifest import read_manifest
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from tests.patience import patient
 
 FOLDER = Path(__file__).resolve().parents[2] / "jobs" / "notebooks"
@@ -181,7 +181,7 @@ def shown(notebook: Any, kind: str) -> list[str]:
 def test_prepare_and_look(spark: SparkSession, small_archive: Path, tmp_path: Path) -> None:
     values = {"config": "smoke", "archive": str(small_archive), "dataset": str(tmp_path / "dataset")}
     (table, figure, page), _ = execute(FOLDER / "prepare_and_look.py", spark, values)
-    manifest = read_manifest(Folder.at(tmp_path / "dataset"))
+    manifest = read_manifest(Location.at(tmp_path / "dataset"))
     assert sum(row["count"] for row in table.collect()) == manifest.splits["train"].rows == 32
     assert {text.get_text() for text in figure.axes[0].get_yticklabels()} <= {*manifest.class_names}
     assert page.lower().startswith("<!doctype html>")
@@ -217,7 +217,7 @@ def fail():
 groundswell.BarrierRunner(spark, 2).run(fail)
 """
 IN_THE_TASKS = """
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from pipelines.spark.tasks import run_tasks
 
 def fail(item):
@@ -229,7 +229,7 @@ def fail(item):
     time.sleep(2)
     raise ValueError("of a task")
 
-run_tasks(spark, [1, 2], fail, job="prepare", folder=Folder.at("/data"), files=["a", "b"], less_memory="")
+run_tasks(spark, [1, 2], fail, job="prepare", folder=Location.at("/data"), files=["a", "b"], less_memory="")
 """
 
 

@@ -99,7 +99,9 @@ def test_the_run_holds_what_a_reader_looks_for(
     assert [row[:2] for row in rows["data"]] == [[1, 0], [1, 1], [2, 0], [2, 1]]
     for rank in (0, 1):
         assert 0 <= run.data.metrics[f"system/rank-{rank}/cpu_utilization_percentage"] <= 100
-        assert f"rank {rank} of 2: 32 training samples" in (result.folder / "logs" / f"rank-{rank}.log").read_text()
+        assert (
+            f"rank {rank} of 2: 32 training samples" in (result.folder / "logs" / f"rank-{rank}.log").path.read_text()
+        )
     table = json.loads(artifact_text(store_of_module, run_id, "per_class_validation.json"))
     assert (len(table["data"]), table["columns"][0]) == (19, "class")
     each_epoch, each_step = [4, 8], list(range(8))

@@ -9,8 +9,8 @@ from mlflow import MlflowClient
 from conf.load import load
 from jobs.shell import cli
 from pipelines.machine.packages import MissingPackageError
-from pipelines.storage.folder import StorageError
-from pipelines.storage.remote_path import AnyPath, RemotePath, publish
+from pipelines.storage.copies import publish
+from pipelines.storage.folder import Location, StorageError
 from pipelines.tracking.journal.journal import driver_journal
 from pipelines.tracking.journal.local_run import Description, LocalRun, LocalStatus, read_local_run, update_local_run
 from pipelines.tracking.journal.sync import adopt
@@ -62,13 +62,13 @@ def test_a_failed_run_without_mlflow_is_written_with_one_command(sync: Sync, mlf
 def test_runs_behind_a_url_are_written_with_the_same_command(
     sync: Sync, mlflow_store: str, s3_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output, logged = RemotePath(s3_folder), []
+    output, logged = Location(s3_folder), []
     make_offline(tmp_path / "offline-7", "TRAINED")
     publish(tmp_path / "offline-7", output / "offline-7")
-    output.folder.write("offline-7/checkpoints/step-00000004.npz", b"weights")
-    output.folder.write("notes/mine.txt", b"no run")
+    output.write("offline-7/checkpoints/step-00000004.npz", b"weights")
+    output.write("notes/mine.txt", b"no run")
 
-    def log(folder: Path, run: TrackedRun, checkpoint: AnyPath | None, checkpoints: AnyPath) -> str:
+    def log(folder: Path, run: TrackedRun, checkpoint: Location | None, checkpoints: Location) -> str:
         logged.append(sorted(path.name for path in checkpoints.glob("step-*")))
         return f"runs:/{run.run_id}/model"
 
@@ -81,18 +81,18 @@ def test_runs_behind_a_url_are_written_with_the_same_command(
     assert (run.info.status, run.data.tags["attempt"]) == ("FINISHED", "1")
     # It has the store's name there too, from which it is resumed and exported.
     of_run = {f"{run_id}/checkpoints/step-00000004.npz", f"{run_id}/run.json"}
-    assert set(output.folder.files()) == {*of_run, "notes/mine.txt"}
+    assert set(output.files()) == {*of_run, "notes/mine.txt"}
     assert sync(output=s3_folder) == f"0 {written}"
     assert f"there is no run 0123 under {s3_folder}" in sync("--run", "0123", output=s3_folder, code=2)
 
 
 def test_a_run_behind_a_url_is_continued_with_the_store(mlflow_store: str, s3_folder: str, tmp_path: Path) -> None:
     make_offline(tmp_path / "offline-7", "KILLED")
-    publish(tmp_path / "offline-7", RemotePath(s3_folder) / "offline-7")
+    publish(tmp_path / "offline-7", Location(s3_folder) / "offline-7")
     config = load("smoke", [f"training.output={s3_folder}", "training.resume_run=offline-7"])
     run_id = with_stored_run(config).training.resume_run
     assert MlflowClient(mlflow_store).get_run(str(run_id)).info.run_name == "r50-lars-g512-4w"
-    assert RemotePath(s3_folder).folder.names() == [run_id]
+    assert Location(s3_folder).names() == [run_id]
     resumed = config.model_copy(update={"training": config.training.model_copy(update={"resume_run": run_id})})
     assert with_stored_run(resumed) == resumed
 
@@ -103,7 +103,7 @@ def test_a_run_that_is_trained_is_left_out_where_files_cannot_be_locked(
     for module in ("training.driver.held_run", "tracking.journal.local_run"):
         monkeypatch.setattr(f"pipelines.{module}.takes_whole_files_only", lambda folder: True)
     make_offline(tmp_path / "offline-7", "RUNNING")
-    with held_run(tmp_path / "offline-7"):
+    with held_run(Location.at(tmp_path / "offline-7")):
         left_out, last = sync().splitlines()
         assert left_out.startswith("run offline-7: left out: another job is writing ")
         assert last == f"0 runs of {tmp_path} written to {mlflow_store}"
@@ -117,7 +117,7 @@ def test_records_of_a_run_without_its_file_are_not_passed_over(sync: Sync, s3_fo
     (tmp_path / "lost" / "run.json").unlink()
     assert f"run lost: not written: {tmp_path}/lost has no run.json" in sync(code=2)
     assert list((tmp_path / "lost").rglob("*.jsonl")), "the records wait"
-    publish(tmp_path / "lost", RemotePath(s3_folder) / "lost")
+    publish(tmp_path / "lost", Location(s3_folder) / "lost")
     assert "run lost: not written: " in sync(output=s3_folder, code=2)
 
 

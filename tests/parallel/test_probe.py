@@ -13,7 +13,7 @@ from sklearn.preprocessing import StandardScaler
 
 from conf.sections.probe import CoCoAConfig, LBFGSConfig, SolverConfig
 from pipelines.probing.features import SCHEMA, FeatureFile, Features, as_lists
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from tests.parallel.ring import on_ring
 
 pytestmark = [pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(280)]
@@ -49,7 +49,7 @@ def write_features(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Fe
                 pq.write_table(pa.table(columns, schema=SCHEMA), file, row_group_size=50)
                 files.append(FeatureFile(file.name, split, rows, file.stat().st_size))
                 start += rows
-        return Features(Folder.at(folder), tuple(files))
+        return Features(Location.at(folder), tuple(files))
 
     return write
 

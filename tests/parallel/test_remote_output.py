@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from pipelines.storage.remote_path import RemotePath
+from pipelines.storage.folder import Location
 from tests.patience import patient
 
 
@@ -37,12 +37,12 @@ def test_training_writes_there_and_is_resumed_and_exported_from_there(
         train += ["--set", setting]
     groundswell(tmp_path / "first", *train, "--set", "training.epochs=1")
     first = json.loads(result.read_text())
-    place = RemotePath(output) / first["run_id"]
+    place = Location(output) / first["run_id"]
     name = first["checkpoint"].rpartition("/")[2]
     assert first["checkpoint"] == f"{place}/checkpoints/{name}"
     parts = [f"checkpoints/{name.replace('.npz', part)}" for part in (".npz", ".rank-00000.npz", ".rank-00001.npz")]
     records = ["config.yaml", "dataset.json", "logs/rank-0.log", "logs/rank-1.log", "run.json", "settings.json"]
-    assert sorted(place.folder.files()) == sorted([*parts, *records, "checkpoints/phases.json"])
+    assert sorted(place.files()) == sorted([*parts, *records, "checkpoints/phases.json"])
 
     groundswell(
         tmp_path / "second", *train, "--set", f"training.resume_run={first['run_id']}", "--set", "training.epochs=2"
@@ -50,7 +50,7 @@ def test_training_writes_there_and_is_resumed_and_exported_from_there(
     second = json.loads(result.read_text())
     assert second["run_id"] == first["run_id"]
     assert second["checkpoint"] > first["checkpoint"]
-    assert json.loads(place.folder.read("run.json"))["status"] == "FINISHED"
+    assert json.loads(place.read("run.json"))["status"] == "FINISHED"
     losses = MlflowClient(mlflow_store).get_metric_history(first["run_id"], "train/loss")
     assert len(losses) == 2, "every epoch is recorded once"
 

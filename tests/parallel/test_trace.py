@@ -38,7 +38,7 @@ def test_two_ranks_trace_their_steps_on_one_clock(
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
     artifact = mlflow.artifacts.download_artifacts(f"runs:/{traced.run.run_id}/trace.json", tracking_uri=mlflow_store)
-    assert Path(artifact).read_text() == (traced.folder / "trace.json").read_text()
+    assert Path(artifact).read_text() == (traced.folder / "trace.json").path.read_text()
     client = mlflow.MlflowClient(mlflow_store)
     for rank in (0, 1):
         assert client.list_artifacts(traced.run.run_id, f"profile/rank-{rank}/plugins/profile")

@@ -12,6 +12,7 @@ from conf.load import load
 from conf.schema import RunConfig
 from jobs.prepare import prepare
 from jobs.train import TrainedRun, train
+from pipelines.storage.folder import Location
 from pipelines.training.checkpoint.state import read_arrays
 
 pytestmark = [
@@ -38,7 +39,7 @@ def eurosat_archive(shared_data: Path, root: Path) -> Path:
 
 
 def weights(trained: TrainedRun) -> dict[str, np.ndarray]:
-    _, arrays = read_arrays(Path(trained.summary.checkpoint))
+    _, arrays = read_arrays(Location(trained.summary.checkpoint))
     return {name.partition(":")[2]: value for name, value in arrays.items()}
 
 

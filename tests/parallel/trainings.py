@@ -118,16 +118,14 @@ def assert_equal(found: Trained, expected: Trained) -> None:
         assert found.points(metric) == expected.points(metric), metric
 
 
-def training_that_dies(
-    config: Any, run: Any, checkpoints: Path, *, deaths: Sequence[Death], waits: bool = False
-) -> Any:
+def training_that_dies(config: Any, run: Any, checkpoints: Any, *, deaths: Sequence[Death], waits: bool = False) -> Any:
     """`entry.train`, but the processes of ranks are killed, each death once; some wait until their spare is ready."""
     import threading
 
     from pipelines.launch.rank.membership import is_spare
     from pipelines.training import worker
 
-    own_rank, folder = int(os.environ["HOROVOD_RANK"]), checkpoints.parent
+    own_rank, folder = int(os.environ["HOROVOD_RANK"]), checkpoints.parent.path
     mine = [death for death in deaths if death.rank == own_rank]
     step_ahead = worker.step_ahead  # type: ignore[attr-defined]
 

@@ -44,8 +44,9 @@ from pipelines.archives.bigearthnet.v1_metadata import (
     read_splits,
 )
 from pipelines.archives.checked_rows import CheckedRows
-from pipelines.archives.files import is_folder, join
+from pipelines.archives.files import join
 from pipelines.archives.paths import leads_out, list_subfolders
+from pipelines.storage.folder import Location
 
 KIND = "bigearthnet_v1"
 IMAGES = "BigEarthNet-v1.0"
@@ -107,7 +108,7 @@ class BigEarthNetV1:
 
     @cached_property
     def _index(self) -> ArchiveIndex:
-        if not is_folder(self.root):
+        if not Location(self.root).is_folder():
             raise FileNotFoundError(f"{self.root}: no such folder, expected the BigEarthNet v1.0 archive")
         patches = read_splits(self._splits())
         if not self.include_flagged:
@@ -125,7 +126,7 @@ class BigEarthNetV1:
 
     def _images(self) -> str:
         """Return the folder of the patches, relative to the root; empty if it is the root."""
-        return IMAGES if is_folder(join(self.root, IMAGES)) else ""
+        return IMAGES if Location(join(self.root, IMAGES)).is_folder() else ""
 
     def _splits(self) -> str:
         return join(self.root, "splits") if self.splits is None else self.splits

@@ -15,8 +15,10 @@ import pyarrow.compute as pc
 
 from pipelines.archives.archive import BadRecordError
 from pipelines.archives.checked_rows import CheckedRows
-from pipelines.archives.files import is_file, is_local, join, read_whole
+from pipelines.archives.files import join
 from pipelines.archives.pixels.geotiff import read_file
+from pipelines.storage.folder import Location
+from pipelines.storage.locations import is_url
 
 SPLIT_LISTS = {"train": "train", "validation": "val", "test": "test"}
 """File name, without suffix, of the list of each split."""
@@ -65,7 +67,7 @@ def read_splits(folder: str | PathLike[str]) -> CheckedRows:
 def list_file(folder: str | PathLike[str], name: str) -> str | None:
     """Return the path of a list, published as `<name>.csv` or compressed; None if it is missing."""
     candidates = (join(folder, f"{name}.csv"), join(folder, f"{name}.csv.gz"))
-    return next((path for path in candidates if is_file(path)), None)
+    return next((path for path in candidates if Location(path).is_file()), None)
 
 
 def read_list(path: str | PathLike[str]) -> pa.Array:
@@ -75,7 +77,8 @@ def read_list(path: str | PathLike[str]) -> pa.Array:
         ValueError: The file is not text, or is an incomplete gzip file.
     """
     try:
-        text = (gzip.decompress(read_whole(path)) if str(path).endswith(".gz") else read_whole(path)).decode()
+        data = Location(str(path)).read()
+        text = (gzip.decompress(data) if str(path).endswith(".gz") else data).decode()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not a list of patches, download it again ({error})") from error
     return pa.array([line.strip() for line in text.split("\n") if line.strip()], pa.string())
@@ -94,7 +97,7 @@ def read_labels(
         Per file the class indices, ascending and unique, int16; the tile of the Sentinel-2 grid, or null; and its
         error, if any. A bad file has no indices and no tile.
     """
-    local = not paths or is_local(paths[0])
+    local = not paths or not is_url(paths[0])
     at_once = _FILES_PER_TASK if local else _REMOTE_FILES_PER_TASK
     with ThreadPoolExecutor(_THREADS if local else _REMOTE_THREADS) as pool:
         tasks = [paths[start : start + at_once] for start in range(0, len(paths), at_once)]

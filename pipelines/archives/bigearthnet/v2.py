@@ -30,8 +30,9 @@ from pipelines.archives.bigearthnet.patch import GROUPS as GROUPS
 from pipelines.archives.bigearthnet.patch import SENTINEL1, dates_and_seasons, flag_lists, read_patch
 from pipelines.archives.bigearthnet.v2_metadata import FLAG_COLUMNS, class_indices, read_metadata
 from pipelines.archives.checked_rows import CheckedRows
-from pipelines.archives.files import is_file, is_folder, join
+from pipelines.archives.files import join
 from pipelines.archives.paths import leads_out, list_subfolders
+from pipelines.storage.folder import Location
 
 KIND = "bigearthnet_v2"
 METADATA = "metadata.parquet"
@@ -116,20 +117,20 @@ class BigEarthNetV2:
     @functools.cached_property
     def _reads_sentinel1(self) -> bool:
         """Whether Sentinel-1 is read, decided once per job: a folder that appears later does not change the samples."""
-        return is_folder(join(self.root, S1_IMAGES)) if self.sentinel1 is None else self.sentinel1
+        return Location(join(self.root, S1_IMAGES)).is_folder() if self.sentinel1 is None else self.sentinel1
 
     def _metadata_files(self) -> list[str]:
         path, flagged = join(self.root, METADATA), join(self.root, FLAGGED_METADATA)
-        if not is_file(path):
+        if not Location(path).is_file():
             raise FileNotFoundError(f"{self.root}: no BigEarthNet v2.0 archive, {_LAYOUT}")
-        if self.include_flagged and not is_file(flagged):
+        if self.include_flagged and not Location(flagged).is_file():
             raise FileNotFoundError(f"{flagged} does not exist: download it, or set archive.include_flagged=false")
         return [path, flagged] if self.include_flagged else [path]
 
     def _mark_missing(self, patches: CheckedRows, images: str, column: str) -> None:
         """Mark the rows whose folder is not below `images`, with one listing per tile or scene."""
         top = join(self.root, images)
-        if not is_folder(top):
+        if not Location(top).is_folder():
             raise FileNotFoundError(f"{self.root}: no folder {images}, {_LAYOUT}")
         if leads_out(self.root, top):
             raise ValueError(f"{top}: a symbolic link out of the archive; move the folder into it, or mount it there")

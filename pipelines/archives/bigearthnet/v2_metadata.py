@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 from pipelines.archives.archive import INDEX_SCHEMA
 from pipelines.archives.bigearthnet.nomenclature import BIGEARTHNET_19
 from pipelines.archives.checked_rows import CheckedRows
-from pipelines.archives.files import is_local, read_whole
 from pipelines.sample import SPLITS
+from pipelines.storage.folder import Location
+from pipelines.storage.locations import is_url
 
 # Mission, level, sensing time, processing baseline, relative orbit, MGRS tile, column and row in the tile.
 # Names become paths, so no separator, dot or line end may pass.
@@ -56,7 +57,7 @@ def read_metadata(files: Sequence[str | PathLike[str]], *, sentinel1: bool = Fal
 
 def _read_columns(path: str | PathLike[str], columns: pa.Schema) -> pa.Table:
     try:
-        source = path if is_local(path) else pa.BufferReader(read_whole(path))
+        source = pa.BufferReader(Location(str(path)).read()) if is_url(str(path)) else path
         there = pq.read_schema(source).names
         missing = [name for name in columns.names if name not in there]
         if missing:

@@ -12,8 +12,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, index_table
-from pipelines.archives.files import ODD_NAME, is_folder, is_local, is_plain_name, join, list_remote
+from pipelines.archives.files import ODD_NAME, is_plain_name, join
 from pipelines.archives.paths import stays_inside
+from pipelines.storage.folder import Location
+from pipelines.storage.locations import is_url
 
 SYMBOLIC_LINK = "symbolic link"
 
@@ -56,7 +58,7 @@ def list_folder(root: str, folder: str = "") -> FolderContents:
     Raises:
         FileNotFoundError: The folder does not exist.
     """
-    if not is_local(root):
+    if is_url(root):
         return _list_remote_folder(root, folder)
     folders: list[str] = []
     files: list[tuple[str, int]] = []
@@ -102,8 +104,9 @@ def refuse_linked_folders(root: str, rejected: Sequence[dict[str, str]]) -> None
 
 def _list_remote_folder(root: str, folder: str) -> FolderContents:
     """List a folder of an object store, which has no links or pipes, but whose names may contain anything."""
-    entries = [entry for entry in list_remote(root, folder) if entry[0] == ".." or not entry[0].startswith(".")]
-    if not entries and not is_folder(join(root, folder)):
+    found = Location(root.rstrip("/")).entries(folder)
+    entries = [entry for entry in found if entry[0] == ".." or not entry[0].startswith(".")]
+    if not found:
         raise FileNotFoundError(f"{join(root, folder)}: no such folder, expected the archive with its class folders")
     bad = [name for name, _, _ in entries if not is_plain_name(name)]
     prefix = f"{folder}/" if folder else ""

@@ -10,13 +10,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from pipelines.archives.images.parquet_files import INCOMPLETE
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 _ROWS_OF_A_GROUP = 64  # reading one image decodes its whole row group
 
 
 def write_frame(
-    frame: DataFrame, root: Folder, columns: Sequence[str], check: Callable[[pa.Schema], None] = lambda schema: None
+    frame: DataFrame, root: Location, columns: Sequence[str], check: Callable[[pa.Schema], None] = lambda schema: None
 ) -> int:
     """Write columns of a DataFrame, one file per partition, and return the number of rows.
 
@@ -60,7 +60,7 @@ def write_frame(
     return rows
 
 
-def _write_part(batches: Iterator[pa.RecordBatch], root: Folder) -> Iterator[pa.RecordBatch]:
+def _write_part(batches: Iterator[pa.RecordBatch], root: Location) -> Iterator[pa.RecordBatch]:
     """Write the rows of one partition, if it has any; a retried task writes the same file again."""
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)

@@ -27,12 +27,13 @@ from numpy.typing import NDArray
 
 from conf.sections.archives import TableConfig
 from pipelines.archives.archive import REJECTED_SCHEMA, ArchiveDescription, ArchiveIndex, BadRecordError, index_table
-from pipelines.archives.files import MISSING_FILE, is_local, refuse_outage
+from pipelines.archives.files import MISSING_FILE, refuse_outage
 from pipelines.archives.images.parquet_files import ParquetRows, list_parquet_files, open_parquet, path_of
 from pipelines.archives.images.split_folders import SPLIT_OF_NAME
 from pipelines.archives.pixels.rgb_image import common_size, read_rgb, upright_size
 from pipelines.archives.stratified import check_split, refuse_without_effect, stratified_split
 from pipelines.sample import SPLITS, TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup, Task
+from pipelines.storage.locations import is_url
 
 KIND = "table"
 GROUP = "rgb"
@@ -161,7 +162,7 @@ class ImageTable:
         except FileNotFoundError as error:
             raise BadRecordError(path, MISSING_FILE) from error
         except (OSError, pa.ArrowException, LookupError, StopIteration) as error:
-            if not is_local(path):
+            if is_url(path):
                 refuse_outage(path, error)
             raise BadRecordError(path, "not a readable Parquet file", " ".join(str(error).split())) from error
         data = value.get("bytes") if isinstance(value, Mapping) else value
@@ -182,7 +183,7 @@ class ImageTable:
                     columns = [self.label, *([self.split] if self.split in schema.names else [])]
                     table = parquet.read(columns=columns)
             except (OSError, pa.ArrowException) as error:
-                if not is_local(path):
+                if is_url(path):
                     refuse_outage(path, error)
                 raise ValueError(f"{path}: not a readable Parquet file ({' '.join(str(error).split())})") from None
             if found.files and schema.field(self.label).type != found.label_type:

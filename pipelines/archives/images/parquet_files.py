@@ -7,9 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.archives.files import is_local, join
+from pipelines.archives.files import join
 from pipelines.archives.images.class_folders import list_folder, refuse_linked_folders
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
+from pipelines.storage.locations import is_url
 
 INCOMPLETE = "_groundswell_incomplete"
 """File that marks a folder while a DataFrame is written into it."""
@@ -33,8 +34,7 @@ def list_parquet_files(root: str) -> list[tuple[str, int]]:
             and files more than two levels deep. Or a folder is a table whose log says which of its rows are valid.
     """
     if root.endswith(_SUFFIX):
-        folder, _, name = root.rpartition("/")
-        size = Folder.at(folder or "/").size(name)
+        size = Location(root).size()
         if size is not None:
             return [("", size)]
     found = _list(root, "", _DEPTH)
@@ -145,10 +145,7 @@ def open_parquet(path: str) -> pq.ParquetFile:
     Raises:
         OSError, pa.ArrowException: The file is missing, or is not a Parquet file.
     """
-    if is_local(path):
-        return pq.ParquetFile(path)
-    folder, _, name = path.rpartition("/")
-    return pq.ParquetFile(Folder.at(folder).open(name))
+    return pq.ParquetFile(Location(path).open() if is_url(path) else path)
 
 
 def path_of(root: str, file: str) -> str:

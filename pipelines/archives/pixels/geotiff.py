@@ -15,9 +15,10 @@ from rasterio._err import CPLE_BaseError
 from rasterio.errors import NotGeoreferencedWarning, RasterioError, RasterioIOError
 
 from pipelines.archives.archive import BadRecordError, Georeference
-from pipelines.archives.files import DECODING, MISSING_FILE, is_local, read_remote, whole_remote
+from pipelines.archives.files import DECODING, MISSING_FILE, read_remote, whole_remote
 from pipelines.archives.pixels.tiff_blocks import check_block_size, check_blocks, check_one_page
 from pipelines.archives.pixels.tiff_strips import copy_pixels, learn
+from pipelines.storage.locations import is_url
 
 # A link could lead out of the archive, and a named pipe would block.
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -70,7 +71,7 @@ def read_file(path: str, limit: int) -> bytes:
     Raises:
         BadRecordError: The file is missing, a symbolic link, or cannot be read.
     """
-    if not is_local(path):
+    if is_url(path):
         return read_remote(path, limit)
     try:
         descriptor = os.open(path, _OPEN_FLAGS)

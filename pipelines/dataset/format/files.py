@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from pipelines.dataset.format.manifest import FILE_NAME, Manifest
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from pipelines.storage.lease import LEASE_PREFIX, PROGRESS_FOLDER
 
 REJECTED_FILE = "_rejected.parquet"
@@ -26,7 +26,7 @@ _SHARD = r"part-[0-9]{5,}\.parquet"
 _EARLIER = ".earlier"
 _NOTE = rf"[^/]+-{_SHARD}({re.escape(_EARLIER)})?\.json"
 _PROGRESS = rf"{PROGRESS_FOLDER}/(plan\.json|{_NOTE}|{LEASE_PREFIX}[0-9a-f]{{32}}\.json)"
-# `Folder.new_file` writes to this name before the file gets its own; a killed attempt leaves it behind.
+# `Location.new_file` writes to this name before the file gets its own; a killed attempt leaves it behind.
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}")
 _REMOVED_AT_ONCE = 16
 
@@ -46,12 +46,12 @@ def note_name(shard: str, *, earlier: bool = False) -> str:
     return f"{PROGRESS_FOLDER}/{shard.replace('/', '-')}{_EARLIER * earlier}.json"
 
 
-def notes_in(folder: Folder) -> list[str]:
+def notes_in(folder: Location) -> list[str]:
     """List the shard markers in the folder of an unfinished dataset, including those without a shard."""
     return [f"{PROGRESS_FOLDER}/{name}" for name in folder.names(PROGRESS_FOLDER) if re.fullmatch(_NOTE, name)]
 
 
-def files_of_finished(folder: Folder, manifest: Manifest) -> list[str]:
+def files_of_finished(folder: Location, manifest: Manifest) -> list[str]:
     """List the files of a finished dataset, which its `dataset.json` shows to be ours.
 
     Raises:
@@ -62,7 +62,7 @@ def files_of_finished(folder: Folder, manifest: Manifest) -> list[str]:
     return _own_files(folder, lambda name: name in shards or name in petastorm or _is_of_any(name))
 
 
-def files_of_unfinished(folder: Folder, splits: Collection[str]) -> list[str]:
+def files_of_unfinished(folder: Location, splits: Collection[str]) -> list[str]:
     """List the files of an unfinished dataset with these splits, which our mark shows to be ours.
 
     Raises:
@@ -81,7 +81,7 @@ def _is_of_any(name: str) -> bool:
     return name in _TOP or is_progress(name)
 
 
-def _own_files(folder: Folder, is_ours: Callable[[str], bool]) -> list[str]:
+def _own_files(folder: Location, is_ours: Callable[[str], bool]) -> list[str]:
     names = sorted(folder.files())
     foreign = [name for name in names if not is_ours(_final_name(name))]
     if foreign:
@@ -100,7 +100,7 @@ def _final_name(name: str) -> str:
     return str(path.with_name(match[1])) if match else name
 
 
-def remove_files(folder: Folder, names: Iterable[str], *, last: Collection[str] = ()) -> None:
+def remove_files(folder: Location, names: Iterable[str], *, last: Collection[str] = ()) -> None:
     """Remove files by name, and the local folders that become empty.
 
     Args:
@@ -120,7 +120,7 @@ def remove_files(folder: Folder, names: Iterable[str], *, last: Collection[str] 
                 (folder.path / parent).rmdir()
 
 
-def remove_empty(folder: Folder) -> None:
+def remove_empty(folder: Location) -> None:
     """Remove a local folder that holds no file."""
     if folder.is_local:
         for parent, _, _ in os.walk(folder.path, topdown=False):
@@ -128,7 +128,7 @@ def remove_empty(folder: Folder) -> None:
                 Path(parent).rmdir()
 
 
-def check_apart(archive_root: str, dataset: Folder) -> None:
+def check_apart(archive_root: str, dataset: Location) -> None:
     """Make sure that neither of archive and dataset contains the other.
 
     Raises:
@@ -136,7 +136,7 @@ def check_apart(archive_root: str, dataset: Folder) -> None:
     """
     if not archive_root:
         return
-    archive = Folder.at(archive_root)
+    archive = Location.at(archive_root)
     found = relation(dataset, archive)
     if found is not None:
         raise ValueError(
@@ -145,7 +145,7 @@ def check_apart(archive_root: str, dataset: Folder) -> None:
         )
 
 
-def check_outside(setting: str, folder: Folder, dataset: Folder) -> None:
+def check_outside(setting: str, folder: Location, dataset: Location) -> None:
     """Make sure that a job does not write into the dataset: foreign files would prevent its repair or replacement.
 
     Args:
@@ -175,7 +175,7 @@ def dataset_around(place: Path) -> Path | None:
     return None
 
 
-def relation(folder: Folder, other: Folder) -> Literal["is", "is in", "contains"] | None:
+def relation(folder: Location, other: Location) -> Literal["is", "is in", "contains"] | None:
     """Return how a folder is related to another one; None where they are apart.
 
     Symbolic links and `..` in paths are followed, and the schemes of one store count as the same.
@@ -192,7 +192,7 @@ def relation(folder: Folder, other: Folder) -> Literal["is", "is in", "contains"
 _SAME_STORE = {"s3a": "s3", "gcs": "gs", "abfss": "abfs", "az": "abfs"}
 
 
-def _parts(folder: Folder) -> tuple[str, ...]:
+def _parts(folder: Location) -> tuple[str, ...]:
     """Return the folders along the path; symbolic links of a local folder are followed."""
     if folder.is_local:
         return folder.path.resolve().parts

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from pipelines.sample import ImageGroup, Task
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 FILE_NAME = "dataset.json"
 FORMAT_VERSION = 2
@@ -140,16 +140,16 @@ def manifest_json(manifest: Manifest) -> str:
     return json.dumps({**values, _DIGEST_KEY: _digest(values)}, indent=1)
 
 
-def write_manifest(manifest: Manifest, dataset: Folder | Path | str) -> None:
+def write_manifest(manifest: Manifest, dataset: Location | Path | str) -> None:
     """Write `dataset.json` atomically.
 
     Raises:
         OSError, RuntimeError: The storage cannot be used.
     """
-    Folder.at(dataset).write(FILE_NAME, manifest_json(manifest).encode())
+    Location.at(dataset).write(FILE_NAME, manifest_json(manifest).encode())
 
 
-def read_manifest(dataset: Folder | Path | str) -> Manifest:
+def read_manifest(dataset: Location | Path | str) -> Manifest:
     """Read and check the manifest of a dataset.
 
     Raises:
@@ -157,7 +157,7 @@ def read_manifest(dataset: Folder | Path | str) -> Manifest:
         ValueError: The manifest is damaged, was changed after it was written, or has another format version.
         RuntimeError: The storage cannot be used.
     """
-    folder = Folder.at(dataset)
+    folder = Location.at(dataset)
     path = f"{folder}/{FILE_NAME}"
     try:
         data = folder.read(FILE_NAME)

@@ -10,11 +10,11 @@ from pipelines.dataset.format.manifest import Shard
 from pipelines.dataset.format.petastorm_schema import ROW_GROUPS_PER_FILE_KEY, UNISCHEMA_KEY, pickled_schema
 from pipelines.dataset.format.rows import arrow_schema
 from pipelines.sample import ImageGroup
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 
 def write_petastorm_metadata(
-    folder: Folder, shards: Sequence[Shard], groups: Sequence[ImageGroup], class_count: int
+    folder: Location, shards: Sequence[Shard], groups: Sequence[ImageGroup], class_count: int
 ) -> None:
     """Write Petastorm's schema and the row groups per file, which the writer already knows.
 

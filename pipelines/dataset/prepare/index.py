@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from pipelines.archives.archive import INDEX_SCHEMA, ArchiveIndex
 from pipelines.dataset.format.files import INDEX_FILE
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 _COMPARED_AT_ONCE = 4096
 
@@ -76,13 +76,13 @@ class _DigestSink:
         self.closed = True
 
 
-def write_index(samples: pa.Table, dataset: Folder) -> None:
+def write_index(samples: pa.Table, dataset: Location) -> None:
     """Write the index into a dataset; it compresses well, because neighbouring ids and paths are similar."""
     with dataset.new_file(INDEX_FILE) as path:
         pq.write_table(samples, path, compression="zstd")
 
 
-def read_index(dataset: Folder) -> pa.Table | None:
+def read_index(dataset: Location) -> pa.Table | None:
     """Read a dataset's index; None if it is lost or damaged."""
     try:
         table = pq.read_table(pa.BufferReader(dataset.read(INDEX_FILE)))

@@ -16,7 +16,7 @@ from pipelines.dataset.format.files import NOTES_FILE, note_name
 from pipelines.dataset.format.manifest import Shard
 from pipelines.dataset.format.statistics import BandSums
 from pipelines.dataset.prepare.identity import Identity
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from pipelines.storage.lease import PROGRESS_FOLDER
 
 _READ_AT_ONCE = 16
@@ -35,18 +35,18 @@ class WrittenShard:
     """Rows of `REJECTED_SCHEMA`."""
 
 
-def write_note(written: WrittenShard, dataset: Folder) -> None:
+def write_note(written: WrittenShard, dataset: Location) -> None:
     """Write the marker of a finished shard."""
     dataset.write(note_name(written.shard.file), json.dumps(_values(written)).encode(), flush=False)
 
 
-def write_earlier_note(written: WrittenShard, samples: bytes, dataset: Folder) -> None:
+def write_earlier_note(written: WrittenShard, samples: bytes, dataset: Location) -> None:
     """Write a marker of the content of a shard that will be rewritten, and its samples (`ShardPlan.samples`)."""
     values = {**_values(written), "samples": base64.b64encode(samples).decode()}
     dataset.write(note_name(written.shard.file, earlier=True), json.dumps(values).encode(), flush=False)
 
 
-def read_note(shard: str, dataset: Folder) -> WrittenShard | None:
+def read_note(shard: str, dataset: Location) -> WrittenShard | None:
     """Read the marker of one shard; None if it is missing or damaged."""
     try:
         return _written(json.loads(dataset.read(note_name(shard))))
@@ -54,7 +54,7 @@ def read_note(shard: str, dataset: Folder) -> WrittenShard | None:
         return None
 
 
-def read_notes(dataset: Folder, shards: Iterable[str]) -> dict[str, WrittenShard]:
+def read_notes(dataset: Location, shards: Iterable[str]) -> dict[str, WrittenShard]:
     """Read the markers of these shards, as far as they exist."""
     noted = _noted(dataset)
     candidates = [shard for shard in shards if note_name(shard) in noted]
@@ -63,7 +63,7 @@ def read_notes(dataset: Folder, shards: Iterable[str]) -> dict[str, WrittenShard
         return {shard: note for shard, note in zip(candidates, notes, strict=True) if note is not None}
 
 
-def read_earlier_notes(dataset: Folder, shards: Iterable[str]) -> dict[str, tuple[WrittenShard, bytes]]:
+def read_earlier_notes(dataset: Location, shards: Iterable[str]) -> dict[str, tuple[WrittenShard, bytes]]:
     """Read the results of `write_earlier_note`: the content of each shard, and its samples."""
     noted, found = _noted(dataset), {}
     for shard in shards:
@@ -75,17 +75,17 @@ def read_earlier_notes(dataset: Folder, shards: Iterable[str]) -> dict[str, tupl
     return found
 
 
-def _noted(dataset: Folder) -> set[str]:
+def _noted(dataset: Location) -> set[str]:
     return {f"{PROGRESS_FOLDER}/{name}" for name in dataset.names(PROGRESS_FOLDER)}
 
 
-def write_all_notes(identity: Identity, shards: Iterable[WrittenShard], dataset: Folder) -> None:
+def write_all_notes(identity: Identity, shards: Iterable[WrittenShard], dataset: Location) -> None:
     """Write the markers of all shards as one file, which belongs to the finished dataset."""
     lines = [json.dumps(identity.as_json()), *(json.dumps(_values(written)) for written in shards)]
     dataset.write(NOTES_FILE, gzip.compress("\n".join(lines).encode(), mtime=0))
 
 
-def read_all_notes(dataset: Folder) -> tuple[Identity, dict[str, WrittenShard]] | None:
+def read_all_notes(dataset: Location) -> tuple[Identity, dict[str, WrittenShard]] | None:
     """Read the result of `write_all_notes`: identity, and markers by shard; None if it is lost or damaged."""
     try:
         identity, *lines = gzip.decompress(dataset.read(NOTES_FILE)).decode().split("\n")

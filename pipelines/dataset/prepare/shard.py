@@ -15,14 +15,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines.archives.archive import Archive, ArchiveDescription, BadRecordError, Georeference, read_into
-from pipelines.archives.files import is_local
 from pipelines.dataset.format.columns import LABEL_FIELD, label_vector, metadata_columns, plain_values
 from pipelines.dataset.format.layout import PARQUET_OPTIONS
 from pipelines.dataset.format.manifest import Shard
 from pipelines.dataset.format.rows import ColumnBuffer, arrow_schema, fixed_fields, row_checksum
 from pipelines.dataset.format.statistics import BandSums
 from pipelines.dataset.prepare.notes import WrittenShard, write_note
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
+from pipelines.storage.locations import is_url
 
 _REMOTE_READS = 32
 
@@ -59,7 +59,7 @@ class LostRowsError(Exception):
         """Lost samples, as rows of `REJECTED_SCHEMA`."""
 
 
-def write_shard(plan: ShardPlan, archive: Archive, dataset: Folder | Path | str) -> WrittenShard:
+def write_shard(plan: ShardPlan, archive: Archive, dataset: Location | Path | str) -> WrittenShard:
     """Read the planned samples, write them as one Parquet file with fixed row positions, and write its marker.
 
     Bad records are left out and reported. The same plan always gives the same bytes, so attempts of the same task may
@@ -74,7 +74,7 @@ def write_shard(plan: ShardPlan, archive: Archive, dataset: Folder | Path | str)
         LostRowsError: A sample of `plan.held` can no longer be read; nothing is written.
         RuntimeError: A remote storage cannot be used.
     """
-    folder = Folder.at(dataset)
+    folder = Location.at(dataset)
     unusable = {row["id"] for row in plan.unusable}
     index = plan.table
     everything = index.select(["id", "labels", "paths"]).to_pylist()
@@ -115,7 +115,7 @@ def rejection(sample_id: str, error: BadRecordError) -> dict[str, str]:
 def _reader(archive: Archive) -> Iterator[tuple[_Read, int]]:
     """Return the function that reads samples, and how many it reads at once: remote storage has a long latency."""
     read_one = partial(try_to_read, archive)
-    if is_local(archive.root):
+    if not is_url(archive.root):
         yield partial(map, read_one), 1
         return
     with ThreadPoolExecutor(_REMOTE_READS) as pool:

@@ -15,7 +15,7 @@ from pipelines.dataset.prepare.notes import WrittenShard, read_note, read_notes
 from pipelines.dataset.prepare.shard import LostRowsError, ShardPlan, write_shard
 from pipelines.dataset.read.verify import ShardCheck, check_shard
 from pipelines.spark.tasks import run_tasks, run_until_done, watched
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from pipelines.storage.lease import PROGRESS_FOLDER
 
 _LESS_MEMORY = "a smaller prepare.row_group_mib"
@@ -38,7 +38,7 @@ class PrepareProgress:
 def write_shards(
     spark: SparkSession,
     archive: Archive,
-    staging: Folder,
+    staging: Location,
     plans: list[ShardPlan],
     found: dict[str, WrittenShard],
     say: Callable[[str], None],
@@ -91,7 +91,7 @@ def write_shards(
     return {**found, **written}, lost
 
 
-def check_on_storage(staging: Folder, written: dict[str, WrittenShard]) -> None:
+def check_on_storage(staging: Location, written: dict[str, WrittenShard]) -> None:
     """Make sure that shards and markers are those that the tasks have reported.
 
     A job that lost its lease may still have a writing executor, and its shards have the same names. Also, the archive
@@ -110,7 +110,7 @@ def check_on_storage(staging: Folder, written: dict[str, WrittenShard]) -> None:
         )
 
 
-def check_shards(spark: SparkSession, dataset: Folder, shards: list[Shard], fields: Fields) -> list[ShardCheck]:
+def check_shards(spark: SparkSession, dataset: Location, shards: list[Shard], fields: Fields) -> list[ShardCheck]:
     """Read shards of a dataset in one Spark job, and compare every row with its checksum.
 
     Raises:
@@ -121,13 +121,13 @@ def check_shards(spark: SparkSession, dataset: Folder, shards: list[Shard], fiel
     return run_tasks(spark, shards, check, job="prepare", folder=dataset, files=files, less_memory=_LESS_MEMORY)
 
 
-def _check(dataset: Folder, fields: Fields, shard: Shard) -> ShardCheck:
+def _check(dataset: Location, fields: Fields, shard: Shard) -> ShardCheck:
     check = check_shard(dataset, shard, fields)
     # The ids of a whole shard are known, and would be the largest part of the result.
     return replace(check, ids=()) if check.damage is None else check
 
 
-def _write(archive: Archive, staging: Folder, plan: ShardPlan) -> _Outcome:
+def _write(archive: Archive, staging: Location, plan: ShardPlan) -> _Outcome:
     try:
         return write_shard(plan, archive, staging)
     except LostRowsError as error:
@@ -140,7 +140,7 @@ class _Progress:
     def __init__(
         self,
         plans: list[ShardPlan],
-        staging: Folder,
+        staging: Location,
         found: dict[str, WrittenShard],
         progress: Callable[[PrepareProgress], None],
     ) -> None:

@@ -25,7 +25,7 @@ from pipelines.dataset.format.manifest import FILE_NAME, Manifest, is_inside, re
 from pipelines.dataset.prepare.identity import Identity
 from pipelines.dataset.prepare.swap import swap_folders
 from pipelines.machine.proc import is_mount_point
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from pipelines.storage.lease import LEASE_PREFIX, PROGRESS_FOLDER
 
 
@@ -44,12 +44,12 @@ class Mark:
     """Whether no shard comes from an older dataset, as in a repair."""
 
 
-def staging_of(dataset: Folder) -> Folder:
+def staging_of(dataset: Location) -> Location:
     """Return the folder of the unfinished dataset."""
     return dataset.sibling(f"{dataset.name}.incomplete") if dataset.is_local else dataset
 
 
-def read_mark(folder: Folder) -> Mark | None:
+def read_mark(folder: Location) -> Mark | None:
     """Read the mark of a folder; None if it has none.
 
     Raises:
@@ -69,13 +69,13 @@ def read_mark(folder: Folder) -> Mark | None:
         raise ValueError(f"{folder}/{MARK_FILE} is damaged ({error}): remove {folder} if it is yours") from None
 
 
-def write_mark(folder: Folder, mark: Mark) -> None:
+def write_mark(folder: Location, mark: Mark) -> None:
     """Write the mark of a folder."""
     folder.make(PROGRESS_FOLDER)
     folder.write(MARK_FILE, json.dumps({**asdict(mark), "identity": mark.identity.as_json()}).encode())
 
 
-def discard(staging: Folder, mark: Mark) -> None:
+def discard(staging: Location, mark: Mark) -> None:
     """Remove an unfinished dataset, file by file.
 
     Raises:
@@ -87,7 +87,7 @@ def discard(staging: Folder, mark: Mark) -> None:
     remove_empty(staging)
 
 
-def remove_finished(dataset: Folder, manifest: Manifest, identity: Identity, splits: list[str]) -> None:
+def remove_finished(dataset: Location, manifest: Manifest, identity: Identity, splits: list[str]) -> None:
     """Remove a finished dataset behind a URL, file by file, `dataset.json` first; a mark lists the remaining files.
 
     Raises:
@@ -97,13 +97,13 @@ def remove_finished(dataset: Folder, manifest: Manifest, identity: Identity, spl
     _remove_in_place(dataset, Mark(identity, splits), names)
 
 
-def _remove_in_place(folder: Folder, mark: Mark, names: Collection[str]) -> None:
+def _remove_in_place(folder: Location, mark: Mark, names: Collection[str]) -> None:
     names = [name for name in dict.fromkeys(names) if name != MARK_FILE]
     write_mark(folder, replace(mark, removing=names))
     resume_removing(folder)
 
 
-def resume_removing(folder: Folder) -> None:
+def resume_removing(folder: Location) -> None:
     """Remove the files that the mark lists for removal."""
     mark = read_mark(folder)
     if mark is not None and mark.removing:
@@ -115,7 +115,7 @@ def resume_removing(folder: Folder) -> None:
         write_mark(folder, replace(mark, removing=[]))
 
 
-def check_replaceable(dataset: Folder) -> None:
+def check_replaceable(dataset: Location) -> None:
     """Make sure, before anything is written, that another folder can replace this one.
 
     Raises:
@@ -128,7 +128,7 @@ def check_replaceable(dataset: Folder) -> None:
         )
 
 
-def link_shard(source: Folder, staging: Folder, name: str) -> None:
+def link_shard(source: Location, staging: Location, name: str) -> None:
     """Link a finished shard into the staging folder; copy it where hard links do not exist."""
     old, new = source.path / name, staging.path / name
     if new.exists() and new.samefile(old):
@@ -142,7 +142,7 @@ def link_shard(source: Folder, staging: Folder, name: str) -> None:
 
 
 def finish(
-    staging: Folder, dataset: Folder, manifest: Manifest, files: Collection[str], still_held: Callable[[], None]
+    staging: Location, dataset: Location, manifest: Manifest, files: Collection[str], still_held: Callable[[], None]
 ) -> None:
     """Turn the unfinished dataset into a finished one atomically: by the rename, or else by its `dataset.json`.
 
@@ -175,22 +175,22 @@ def finish(
     clean_up(dataset)
 
 
-def put_back(dataset: Folder) -> None:
+def put_back(dataset: Location) -> None:
     """Undo the first half of an interrupted exchange of two folders: the old dataset gets its name back."""
     if not dataset.is_local or dataset.exists():
         return
-    mark, old = read_mark(staging_of(dataset)), Folder(str(_aside(dataset)))
+    mark, old = read_mark(staging_of(dataset)), Location(str(_aside(dataset)))
     if mark is not None and old.exists(FILE_NAME) and _digest(old) == mark.replaced:
         old.path.rename(dataset.path)
 
 
-def clean_up(dataset: Folder) -> None:
+def clean_up(dataset: Location) -> None:
     """Remove the remains of a finished dataset: its shard markers, and the dataset that it replaced."""
     mark = read_mark(dataset)
     if mark is None or not dataset.exists(FILE_NAME):
         return
     if dataset.is_local and mark.replaced is not None:
-        for old in (staging_of(dataset), Folder(str(_aside(dataset)))):
+        for old in (staging_of(dataset), Location(str(_aside(dataset)))):
             if old.exists(FILE_NAME) and _digest(old) == mark.replaced:
                 remove_files(old, files_of_finished(old, read_manifest(old)), last=[FILE_NAME])
             remove_empty(old)
@@ -198,12 +198,12 @@ def clean_up(dataset: Folder) -> None:
     remove_files(dataset, [name for name in names if is_progress(name) and not _is_lease(name)], last=[MARK_FILE])
 
 
-def _aside(dataset: Folder) -> Path:
+def _aside(dataset: Location) -> Path:
     """Return the temporary location of the old dataset on file systems that cannot exchange two folders."""
     return dataset.path.with_name(f".{dataset.name}.replaced")
 
 
-def _digest(dataset: Folder) -> str:
+def _digest(dataset: Location) -> str:
     return hashlib.sha256(dataset.read(FILE_NAME)).hexdigest()
 
 

@@ -14,7 +14,7 @@ from pipelines.dataset.prepare.index import index_digest, with_rows
 from pipelines.dataset.prepare.notes import WrittenShard
 from pipelines.dataset.prepare.shard import ShardPlan
 from pipelines.dataset.prepare.survey import OVERWRITE, Found, Plans, Usable, all_of, rejected_of
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 _log = logging.getLogger(__name__)
 Rejected = Sequence[Mapping[str, str]]
@@ -92,7 +92,7 @@ class Stock:
             damaged={**self.damaged, **{file: lost[file] for file in kept if kept[file].whole is not None}},
         )
 
-    def check_repaired(self, dataset: Folder) -> None:
+    def check_repaired(self, dataset: Location) -> None:
         """Make sure that no damaged shard is left unchanged.
 
         Raises:

@@ -14,10 +14,10 @@ from pipelines.dataset.format.manifest import Manifest, Split
 from pipelines.dataset.format.statistics import BandSums
 from pipelines.dataset.prepare.notes import WrittenShard, count_reasons
 from pipelines.sample import TRAINING_SPLIT
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 
-def write_rejected(rejected: list[dict[str, str]], staging: Folder) -> None:
+def write_rejected(rejected: list[dict[str, str]], staging: Location) -> None:
     """Write the list of bad records."""
     with staging.new_file(REJECTED_FILE) as path:
         pq.write_table(pa.Table.from_pylist(rejected, schema=REJECTED_SCHEMA), path)

@@ -14,7 +14,6 @@ from pipelines.archives.archive import (
     BadRecordError,
     read_sample,
 )
-from pipelines.archives.files import is_local
 from pipelines.dataset.format.files import MARK_FILE, is_progress
 from pipelines.dataset.format.manifest import FILE_NAME, Manifest, read_manifest
 from pipelines.dataset.prepare.identity import Identity, describe
@@ -22,7 +21,8 @@ from pipelines.dataset.prepare.index import compare, index_digest, keep_known, r
 from pipelines.dataset.prepare.notes import WrittenShard, read_all_notes, read_earlier_notes, read_notes
 from pipelines.dataset.prepare.shard import ShardPlan
 from pipelines.dataset.prepare.staging import read_mark, staging_of
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
+from pipelines.storage.locations import is_url
 
 Plans = dict[str, list[ShardPlan]]
 _THREADS, _REMOTE_THREADS = 8, 32
@@ -33,7 +33,7 @@ OVERWRITE, RESTART = "--set prepare.overwrite=true", "--set prepare.restart=true
 class Existing:
     """Shards that an earlier run wrote."""
 
-    folder: Folder
+    folder: Location
     identity: Identity
     """Identity with which the shards were written."""
     notes: dict[str, WrittenShard]
@@ -59,7 +59,7 @@ class Found:
     plan: ShardPlan
     """Plan of the shard, with its samples as they were when it was written."""
     written: WrittenShard
-    folder: Folder
+    folder: Location
     whole: frozenset[str] | None = None
     """Ids of the rows that are not damaged; None if the shard is not known to be damaged."""
 
@@ -82,7 +82,7 @@ class Usable:
     """Shards to rewrite that have good rows, which must not be lost, by file."""
 
 
-def find_finished(dataset: Folder) -> Existing | None:
+def find_finished(dataset: Location) -> Existing | None:
     """Read the dataset's folder; None if it holds no finished dataset.
 
     Raises:
@@ -109,7 +109,7 @@ def _identity_of(manifest: Manifest) -> Identity:
     return Identity({"format": manifest.format_version, **manifest.settings, **described}, manifest.source_fingerprint)
 
 
-def find_unfinished(dataset: Folder) -> Existing | None:
+def find_unfinished(dataset: Location) -> Existing | None:
     """Read the folder of an unfinished dataset; None if there is none.
 
     Raises:
@@ -236,7 +236,7 @@ def _with_mended_records(shards: Iterable[Found], archive: Archive) -> list[str]
         before = {row["id"] for row in found.written.rejected} - {row["id"] for row in plan.unusable}
         if before:
             tries += [(plan.file, sample) for sample in plan.table.to_pylist() if sample["id"] in before]
-    with ThreadPoolExecutor(_THREADS if is_local(archive.root) else _REMOTE_THREADS) as pool:
+    with ThreadPoolExecutor(_REMOTE_THREADS if is_url(archive.root) else _THREADS) as pool:
         outcomes = pool.map(partial(_is_readable, archive), [sample for _, sample in tries])
         return sorted({file for (file, _), is_readable in zip(tries, outcomes, strict=True) if is_readable})
 

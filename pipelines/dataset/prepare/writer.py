@@ -72,7 +72,7 @@ from pipelines.dataset.read.verify import ShardCheck
 from pipelines.dataset.report.page import write_report
 from pipelines.sample import TRAINING_SPLIT
 from pipelines.storage.disk_errors import disk_errors
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from pipelines.storage.locations import redacted_traceback
 from pipelines.storage.lock import followed, hold
 
@@ -82,7 +82,7 @@ _log = logging.getLogger(__name__)
 def prepare_dataset(
     spark: SparkSession,
     archive: Archive,
-    dataset: Folder | Path | str,
+    dataset: Location | Path | str,
     *,
     row_group_mib: int = PrepareConfig.default("row_group_mib"),
     row_groups_per_shard: int = PrepareConfig.default("row_groups_per_shard"),
@@ -139,10 +139,10 @@ def prepare_dataset(
         RuntimeError: Another job writes or has written this dataset, the storage cannot be used, a disk is full, or
             Spark gave up. Or a repair would lose good rows. The finished shards are kept.
     """
-    dataset = followed(Folder.at(dataset))
+    dataset = followed(Location.at(dataset))
     dataset.check()
     if archive.root:
-        Folder.at(archive.root).check()
+        Location.at(archive.root).check()
     check_apart(archive.root, dataset)
     check_apart(archive.root, staging_of(dataset))
     settings = {"row_group_mib": row_group_mib, "row_groups_per_shard": row_groups_per_shard, "seed": seed}
@@ -171,7 +171,7 @@ class _Job:
 
     spark: SparkSession
     archive: Archive
-    dataset: Folder
+    dataset: Location
     settings: dict[str, int]
     max_rejected_fraction: float
     say: Callable[[str], None]
@@ -204,7 +204,7 @@ class _Job:
             usable = merge(usable, self.verified(existing.folder, found) if self.verify else found)
         return Stock(index, identity, plans, usable).without_losses()
 
-    def verified(self, folder: Folder, usable: Usable) -> Usable:
+    def verified(self, folder: Location, usable: Usable) -> Usable:
         """Find the rows that differ from their checksums; a shard with such rows is not usable."""
         description = self.archive.description
         fields = fixed_fields(description.groups, len(description.class_names))
@@ -216,7 +216,7 @@ class _Job:
         checks = [self.checked[f"{folder}/{shard.file}"] for shard in shards]
         return with_damage(usable, {check.file: check.whole_ids for check in checks if check.damage is not None})
 
-    def check(self, folder: Folder, shards: list[Shard], fields: Fields) -> list[ShardCheck]:
+    def check(self, folder: Location, shards: list[Shard], fields: Fields) -> list[ShardCheck]:
         """Compare shards with their checksums."""
         checks = check_shards(self.spark, folder, shards, fields)
         for check in checks:
@@ -285,7 +285,7 @@ class _Job:
         unfinished: Existing | None,
         stale: Existing | None,
         overwrite: bool,
-    ) -> Folder:
+    ) -> Location:
         """Make the folder of the unfinished dataset with all usable shards; remove files in the way.
 
         Raises:
@@ -317,7 +317,7 @@ class _Job:
             write_index(stock.index.samples, staging)
         return staging
 
-    def take_notes(self, stock: Stock, staging: Folder) -> None:
+    def take_notes(self, stock: Stock, staging: Location) -> None:
         """Delete the markers of shards that will be rewritten.
 
         Otherwise a lost worker would leave a marker that says that its shard is written. The content of the shard to
@@ -329,7 +329,7 @@ class _Job:
         names = {*map(note_name, stock.written), *(note_name(file, earlier=True) for file in held)}
         remove_files(staging, [name for name in notes_in(staging) if name not in names])
 
-    def complete(self, stock: Stock, staging: Folder, still_held: Callable[[], None]) -> Manifest:
+    def complete(self, stock: Stock, staging: Location, still_held: Callable[[], None]) -> Manifest:
         """Write the missing shards, and make a dataset of all shards."""
         plans, found = all_of(stock.plans), stock.written
         self.say(f"{sum(plan.rows for plan in plans)} samples of {len(stock.plans)} splits in {len(plans)} shards")
@@ -357,7 +357,7 @@ class _Job:
         stock.check_repaired(self.dataset)
         return manifest
 
-    def keep(self, stock: Stock, staging: Folder, lost: Mapping[str, Rejected]) -> Stock:
+    def keep(self, stock: Stock, staging: Location, lost: Mapping[str, Rejected]) -> Stock:
         """Restore shards that could only be rewritten with fewer samples."""
         kept = stock.keeping(lost)
         _place({file: kept.usable.shards[file] for file in lost}, staging, {})
@@ -386,7 +386,7 @@ class _Job:
         _report(self.dataset, manifest, sums, stock.rejected(written))
 
 
-def _place(shards: Mapping[str, Found], staging: Folder, noted: Mapping[str, WrittenShard]) -> None:
+def _place(shards: Mapping[str, Found], staging: Location, noted: Mapping[str, WrittenShard]) -> None:
     """Link finished shards into the staging folder, each with its marker; `noted` already exist there."""
     for file, found in shards.items():
         if found.folder != staging:
@@ -401,7 +401,7 @@ def _file_names(plans: Plans) -> list[str]:
     return [FILE_NAME, REJECTED_FILE, INDEX_FILE, NOTES_FILE, *petastorm, *(plan.file for plan in all_of(plans))]
 
 
-def _report(dataset: Folder, manifest: Manifest, sums: dict[str, BandSums], rejected: list[dict[str, str]]) -> None:
+def _report(dataset: Location, manifest: Manifest, sums: dict[str, BandSums], rejected: list[dict[str, str]]) -> None:
     histograms = {name: part.histogram for name, part in sums.items()}
     try:
         write_report(dataset, manifest, histograms, pa.Table.from_pylist(rejected, schema=REJECTED_SCHEMA))

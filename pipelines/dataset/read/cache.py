@@ -10,7 +10,6 @@ import hashlib
 import os
 import re
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from pipelines.dataset.format.columns import CHECKSUM_FIELD
 from pipelines.dataset.format.encoding import encoded, stored_checksums
 from pipelines.dataset.format.layout import PARQUET_OPTIONS, RowGroup, open_row_groups, value_bytes
 from pipelines.dataset.format.rows import Fields
+from pipelines.storage.whole_files import new_file
 
 _LOCKS = 64
 # The folder may hold files of its user: only files with these names are read and removed.
@@ -104,17 +104,14 @@ class RowGroupCache:
         return groups[0]
 
     def _write(self, table: pa.Table, path: Path) -> None:
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
-            pq.write_table(table, temporary, row_group_size=max(1, len(table)), **PARQUET_OPTIONS)
-            temporary.replace(path)
+            with new_file(path, flush=False) as partial:
+                pq.write_table(table, partial, row_group_size=max(1, len(table)), **PARQUET_OPTIONS)
         except OSError as error:
             raise RuntimeError(
                 f"cannot write {self.folder} ({error}): set reader.cache_folder to a larger disk, or lower "
                 "reader.cache_limit_gib"
             ) from None
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def _make_room(self, size: int) -> None:
         entries = []

@@ -14,11 +14,11 @@ from pipelines.dataset.format.columns import LABEL_FIELD
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.dataset.read.reader import Batch
 from pipelines.machine.packages import require
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 
 def petastorm_batches(
-    dataset: Folder | Path | str,
+    dataset: Location | Path | str,
     split: str,
     manifest: Manifest,
     *,
@@ -38,7 +38,7 @@ def petastorm_batches(
         ValueError: The dataset is not on a filesystem that Petastorm reads with this pyarrow.
         MissingPackageError: Petastorm is not installed.
     """
-    folder = Folder.at(dataset)
+    folder = Location.at(dataset)
     if not folder.is_local:
         raise ValueError(f"Petastorm's reader reads local paths here, not {folder}: set reader.name=groundswell")
     require("reader.name=petastorm", ["petastorm"])

@@ -23,7 +23,7 @@ from pipelines.dataset.read.buffers import BufferPool, Memory
 from pipelines.dataset.read.cache import default_cache_folder
 from pipelines.dataset.read.split_files import REPAIR, REPAIR_VERIFIED, SplitFiles
 from pipelines.machine.open_files import allow_open_files
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 Verify = Literal["first_epoch", "always", "never"]
 _PROBED_ROWS = 8
@@ -82,7 +82,7 @@ class SplitReader:
 
     def __init__(
         self,
-        dataset: Folder | Path | str,
+        dataset: Location | Path | str,
         split: str,
         settings: ReaderSettings | None = None,
         *,
@@ -102,7 +102,7 @@ class SplitReader:
             RuntimeError: The cache is needed, and its folder cannot be made.
         """
         self.settings = settings or ReaderSettings()
-        folder = Folder.at(dataset)
+        folder = Location.at(dataset)
         self.manifest: Manifest = read_manifest(folder) if manifest is None else manifest
         allow_open_files()
         self._files = SplitFiles(folder, self.manifest, split, checksums=self.settings.verify != "never", mapped=True)
@@ -259,7 +259,7 @@ class _Located:
 
 
 def check_readable(
-    dataset: Folder | Path | str, manifest: Manifest, splits: Iterable[str], settings: ReaderSettings
+    dataset: Location | Path | str, manifest: Manifest, splits: Iterable[str], settings: ReaderSettings
 ) -> bool:
     """Refuse on the driver what `SplitReader` would refuse on every rank; nothing is made or cached.
 
@@ -272,15 +272,15 @@ def check_readable(
             groups.
     """
     allow_open_files()
-    opened = [SplitFiles(Folder.at(dataset), manifest, split, checksums=False) for split in splits]
+    opened = [SplitFiles(Location.at(dataset), manifest, split, checksums=False) for split in splits]
     for files in opened:
         files.window_rows(settings.cache_limit_bytes)
     return any(files.is_cached(place) for files in opened for place in range(len(files.group_rows)))
 
 
-def window_rows(dataset: Folder | Path | str, manifest: Manifest, split: str, settings: ReaderSettings) -> int | None:
+def window_rows(dataset: Location | Path | str, manifest: Manifest, split: str, settings: ReaderSettings) -> int | None:
     """Return `SplitReader.window_rows` of a split, without opening a reader; errors are those of `check_readable`."""
-    return SplitFiles(Folder.at(dataset), manifest, split, checksums=False).window_rows(settings.cache_limit_bytes)
+    return SplitFiles(Location.at(dataset), manifest, split, checksums=False).window_rows(settings.cache_limit_bytes)
 
 
 def training_batches(

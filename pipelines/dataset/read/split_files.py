@@ -15,7 +15,7 @@ from pipelines.dataset.format.manifest import Manifest, Shard
 from pipelines.dataset.format.rows import Fields, fixed_fields
 from pipelines.dataset.read.cache import RowGroupCache
 from pipelines.dataset.read.mapping import is_wise
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 REPAIR = "the same `groundswell prepare` command writes this shard again"
 """Remedy for a shard that is missing or has another size, for messages."""
@@ -28,7 +28,7 @@ class SplitFiles:
     """The row groups of one split, by their position in reading order."""
 
     def __init__(
-        self, folder: Folder, manifest: Manifest, split: str, *, checksums: bool, mapped: bool = False
+        self, folder: Location, manifest: Manifest, split: str, *, checksums: bool, mapped: bool = False
     ) -> None:
         """Check every shard of the split, and open those whose rows have fixed positions.
 

@@ -16,7 +16,7 @@ from pipelines.dataset.format.columns import CHECKSUM_FIELD, ID_FIELD, LABEL_FIE
 from pipelines.dataset.format.encoding import array_bytes, computed_checksums, encoded, is_encoded, stored_checksums
 from pipelines.dataset.format.manifest import Manifest, Shard, read_manifest
 from pipelines.dataset.format.rows import Fields, fixed_fields
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 _NAMED_AT_MOST = 3
 
@@ -74,7 +74,7 @@ class DatasetCheck:
 
 
 def verify_dataset(
-    dataset: Folder | Path | str,
+    dataset: Location | Path | str,
     *,
     threads: int = 4,
     progress: Callable[[CheckProgress], None] = lambda progress: None,
@@ -92,7 +92,7 @@ def verify_dataset(
         RuntimeError: The storage cannot be used.
         OSError: A file cannot be read for another reason than damage, such as its permissions.
     """
-    folder = Folder.at(dataset)
+    folder = Location.at(dataset)
     manifest = read_manifest(folder)
     fields = fixed_fields(manifest.groups, len(manifest.class_names))
     shards = [shard for split in manifest.splits.values() for shard in split.shards]
@@ -112,7 +112,7 @@ def verify_dataset(
     return DatasetCheck(len(shards), total, damaged, problems)
 
 
-def check_shard(dataset: Folder, shard: Shard, fields: Fields) -> ShardCheck:
+def check_shard(dataset: Location, shard: Shard, fields: Fields) -> ShardCheck:
     """Read one shard and compare it with its description.
 
     Args:

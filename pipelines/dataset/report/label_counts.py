@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pipelines.dataset.format.columns import LABEL_FIELD
 from pipelines.dataset.format.manifest import Shard
 from pipelines.dataset.format.rows import array_header
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 
 def classes_by_frequency(counts: Sequence[int], limit: int) -> list[int]:
@@ -23,7 +23,7 @@ def classes_by_frequency(counts: Sequence[int], limit: int) -> list[int]:
 
 
 def label_cooccurrence(
-    dataset: Folder | Path, shards: Sequence[Shard], class_count: int, classes: Sequence[int]
+    dataset: Location | Path, shards: Sequence[Shard], class_count: int, classes: Sequence[int]
 ) -> NDArray[np.int64]:
     """Count the samples that have both of two classes, one row group at a time.
 
@@ -41,7 +41,7 @@ def label_cooccurrence(
     """
     counts = np.zeros((len(classes), len(classes)), np.int64)
     for shard in shards:
-        with Folder.at(dataset).open(shard.file) as source, pq.ParquetFile(source) as file:
+        with Location.at(dataset).open(shard.file) as source, pq.ParquetFile(source) as file:
             for group in range(file.num_row_groups):
                 for chunk in file.read_row_group(group, columns=[LABEL_FIELD])[LABEL_FIELD].chunks:
                     # Integer products do not use BLAS; single precision is exact below 2^24 samples.

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from pipelines.dataset.format.manifest import Manifest, Split
 from pipelines.dataset.report.tables import shorten
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 _COLUMNS = {"country": "Country", "season": "Season", "flags": "Flag"}
 _SEASONS = ("winter", "spring", "summer", "autumn")
@@ -18,7 +18,7 @@ _MOST_ROWS = 60
 _LONGEST_NAME = 100
 
 
-def metadata_tables(dataset: Folder, manifest: Manifest, splits: list[str]) -> list[dict[str, Any]]:
+def metadata_tables(dataset: Location, manifest: Manifest, splits: list[str]) -> list[dict[str, Any]]:
     """Make a table for each plain column with any known value.
 
     Args:
@@ -38,7 +38,7 @@ def metadata_tables(dataset: Folder, manifest: Manifest, splits: list[str]) -> l
     ]
 
 
-def _counts(dataset: Folder, split: Split) -> dict[str, Counter[str]]:
+def _counts(dataset: Location, split: Split) -> dict[str, Counter[str]]:
     counts: dict[str, Counter[str]] = {column: Counter() for column in _COLUMNS}
     for shard in split.shards:
         with dataset.open(shard.file) as source, pq.ParquetFile(source) as file:

@@ -27,7 +27,7 @@ from pipelines.dataset.report.tables import (
     split_rows,
 )
 from pipelines.sample import TRAINING_SPLIT
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 _PREVIEWS = 24
 _HISTOGRAMS = 32
@@ -36,7 +36,7 @@ _LABELS_PER_PREVIEW = 6
 Histograms = Mapping[str, tuple[tuple[int, ...], ...]]
 
 
-def write_report(dataset: Folder | Path | str, manifest: Manifest, histograms: Histograms, rejected: pa.Table) -> str:
+def write_report(dataset: Location | Path | str, manifest: Manifest, histograms: Histograms, rejected: pa.Table) -> str:
     """Write `<dataset>/report.html` atomically.
 
     Args:
@@ -52,7 +52,7 @@ def write_report(dataset: Folder | Path | str, manifest: Manifest, histograms: H
         FileNotFoundError: `dataset` is not a finished dataset, or a shard is missing.
         ValueError: A shard differs from the manifest.
     """
-    dataset = Folder.at(dataset)
+    dataset = Location.at(dataset)
     splits = split_rows(manifest)
     single_label = manifest.task == "single_label"
     page = render(
@@ -88,7 +88,7 @@ def _histograms(manifest: Manifest, histograms: Histograms) -> list[dict[str, An
     return plots
 
 
-def _first_rows(dataset: Folder, manifest: Manifest) -> pa.Table:
+def _first_rows(dataset: Location, manifest: Manifest) -> pa.Table:
     """Read only as many row groups as needed: rows are shuffled, and 24 pictures do not justify reading a dataset."""
     tables: list[pa.Table] = []
     for shard in manifest.splits[TRAINING_SPLIT].shards:
@@ -100,7 +100,7 @@ def _first_rows(dataset: Folder, manifest: Manifest) -> pa.Table:
     return pa.concat_tables(tables)
 
 
-def _samples(dataset: Folder, manifest: Manifest) -> list[dict[str, Any]]:
+def _samples(dataset: Location, manifest: Manifest) -> list[dict[str, Any]]:
     """Return some samples of the training split's first row groups, drawn by the manifest's fingerprint."""
     table = _first_rows(dataset, manifest)
     random = np.random.default_rng(int(manifest.fingerprint[:16], 16))

@@ -10,7 +10,7 @@ from pipelines.dataset.format.manifest import Manifest
 from pipelines.dataset.report.label_counts import classes_by_frequency, label_cooccurrence
 from pipelines.dataset.report.published_statistics import PUBLISHED
 from pipelines.sample import TRAINING_SPLIT
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 _SPLIT_ORDER = (TRAINING_SPLIT, "validation", "test")
 _CLASSES = 60
@@ -76,7 +76,7 @@ def class_balance_facts(manifest: Manifest) -> dict[str, Any]:
     return {"median": int(np.median(counts)), "most": most, "least": least}
 
 
-def cooccurrence_rows(dataset: Folder, manifest: Manifest) -> list[dict[str, Any]]:
+def cooccurrence_rows(dataset: Location, manifest: Manifest) -> list[dict[str, Any]]:
     """Count, for each class of `class_rows`, the training samples that also have each other class."""
     split = manifest.splits[TRAINING_SPLIT]
     order = classes_by_frequency(split.class_counts, _CLASSES)

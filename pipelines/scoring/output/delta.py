@@ -8,10 +8,10 @@ from pathlib import Path, PurePosixPath
 
 from pipelines.scoring.output.output import DELTA_LOG_FILE, WrittenPart
 from pipelines.scoring.output.write import PREDICTION_SCHEMA
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 
-def write_delta_log(output: Folder, parts: Sequence[WrittenPart], description: str) -> None:
+def write_delta_log(output: Location, parts: Sequence[WrittenPart], description: str) -> None:
     """Make a folder of predictions a Delta table, of protocol version 1 for readers and 2 for writers.
 
     The log is made in a temporary folder and written like every other file here: atomically, with the storage's own

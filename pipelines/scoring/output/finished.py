@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pipelines.scoring.output.output import WrittenPart, find_written
 from pipelines.scoring.parts import Part
 from pipelines.scoring.source import Source
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def was_replaced(part: Part, written: WrittenPart) -> bool:
     return before is not None and part.digest_of_sizes(written.unread) != before
 
 
-def read_back(output: Folder, files: Sequence[str]) -> list[WrittenPart]:
+def read_back(output: Location, files: Sequence[str]) -> list[WrittenPart]:
     """Read the markers of all parts from storage, in order.
 
     A task may have reported another attempt than the one that wrote the file, with another size.

@@ -26,7 +26,7 @@ from pipelines.dataset.format.files import relation
 from pipelines.dataset.report.tables import shorten
 from pipelines.sample import ImageGroup
 from pipelines.scoring.output.output import FILE_NAME
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 SUFFIXES = (".geojson", ".tif")
 _WGS84 = 4326
@@ -96,7 +96,7 @@ def check_map_file(path: str) -> Path:
     return file
 
 
-def check_map(file: Path, folders: Mapping[str, Folder]) -> None:
+def check_map(file: Path, folders: Mapping[str, Location]) -> None:
     """Check the location of a map before anything is scored.
 
     Args:
@@ -107,7 +107,7 @@ def check_map(file: Path, folders: Mapping[str, Folder]) -> None:
         ValueError: The map is in one of the folders, or would replace a file that is no map of ours.
     """
     for argument, folder in folders.items():
-        found = relation(Folder(str(file.absolute())), folder)
+        found = relation(Location(str(file.absolute())), folder)
         if found in ("is", "is in"):
             raise ValueError(f"--map {file} {found} {argument} {folder}: choose a file outside of that folder")
     is_geotiff = file.suffix.lower() == ".tif"
@@ -167,7 +167,7 @@ def patch_metres(groups: Sequence[ImageGroup]) -> float:
     raise ValueError(f"--map needs bands of Sentinel-2, whose pixels have a known size; there are {names}")
 
 
-def read_ground(output: Folder, groups: Sequence[ImageGroup], tile: str | None = None) -> GroundPredictions:
+def read_ground(output: Location, groups: Sequence[ImageGroup], tile: str | None = None) -> GroundPredictions:
     """Read finished predictions that have a location.
 
     Args:

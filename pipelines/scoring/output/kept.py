@@ -10,7 +10,7 @@ from pipelines.scoring.output.output import ACCEPTANCE_FILE, CONVERTED_FILE
 from pipelines.scoring.predict.convert import Acceptance, Reference, check_accepted, convert
 from pipelines.scoring.predict.model import ModelDescription
 from pipelines.scoring.predict.processor import Runtime, why_unusable
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 ENOUGH_SAMPLES = 1000
 """Least number of validation samples for a reliable comparison.
@@ -34,7 +34,7 @@ class ConvertedModel:
         """SHA-256 of the file."""
         return hashlib.sha256(self.file).hexdigest()
 
-    def keep(self, output: Folder) -> None:
+    def keep(self, output: Location) -> None:
         """Write the model to a folder of predictions, its description last."""
         if _read(output, self.made_of) is None:
             output.write(CONVERTED_FILE, self.file)
@@ -47,7 +47,7 @@ def converted_model(
     file: bytes,
     runtime: Runtime,
     reference: Reference | None,
-    output: Folder,
+    output: Location,
     say: Callable[[str], None],
 ) -> ConvertedModel | None:
     """Return the converted model of a folder of predictions, or convert one; None with Keras.
@@ -106,7 +106,7 @@ def _warn_of_few_samples(acceptance: Acceptance, say: Callable[[str], None]) -> 
         )
 
 
-def _read(output: Folder, made_of: dict[str, Any]) -> ConvertedModel | None:
+def _read(output: Location, made_of: dict[str, Any]) -> ConvertedModel | None:
     """Return the stored model if it is whole and has the same sources."""
     try:
         described = json.loads(output.read(ACCEPTANCE_FILE))

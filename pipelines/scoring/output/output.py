@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pydantic import TypeAdapter
 
 from pipelines.archives.archive import REJECTED_SCHEMA
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from pipelines.storage.lease import LEASE_PREFIX, PROGRESS_FOLDER
 
 FILE_NAME = "predictions.json"
@@ -38,7 +38,7 @@ _NAMES = re.compile(
     rf"{PROGRESS_FOLDER}/(plan\.json|[^/]+\.parquet\.json|{LEASE_PREFIX}[0-9a-f]{{32}}\.json)"
 )
 _TOP = (FILE_NAME, REJECTED_FILE, CONVERTED_FILE, ACCEPTANCE_FILE, DELTA_LOG_FILE)
-_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}")  # of `Folder.new_file`; a killed attempt leaves it behind
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}")  # of `Location.new_file`; a killed attempt leaves it behind
 _EARLIER = "earlier-"
 _AT_ONCE = 16
 
@@ -81,12 +81,12 @@ def note_name(file: str, *, earlier: bool = False) -> str:
     return f"{PROGRESS_FOLDER}/{_EARLIER * earlier}{file}.json"
 
 
-def write_note(part: WrittenPart, output: Folder, *, earlier: bool = False) -> None:
+def write_note(part: WrittenPart, output: Location, *, earlier: bool = False) -> None:
     """Write the marker of a finished part, or of one that is scored again (`earlier`)."""
     output.write(note_name(part.file, earlier=earlier), json.dumps(asdict(part)).encode())
 
 
-def remove_notes(output: Folder, files: Collection[str]) -> None:
+def remove_notes(output: Location, files: Collection[str]) -> None:
     """Remove the markers of parts that are no longer finished."""
     noted = set(output.names(PROGRESS_FOLDER))
     for file in files:
@@ -94,7 +94,7 @@ def remove_notes(output: Folder, files: Collection[str]) -> None:
             output.remove(note_name(file))
 
 
-def check_ours(output: Folder) -> None:
+def check_ours(output: Location) -> None:
     """Make sure that a folder holds only predictions, finished or not.
 
     Raises:
@@ -118,7 +118,7 @@ def check_ours(output: Folder) -> None:
         )
 
 
-def read_identity(output: Folder) -> Identity | None:
+def read_identity(output: Location) -> Identity | None:
     """Read the model, input and settings of a folder's predictions; None for a new folder.
 
     Raises:
@@ -135,7 +135,7 @@ def read_identity(output: Folder) -> Identity | None:
     return None
 
 
-def refuse_another(existing: Identity, identity: Identity, output: Folder) -> None:
+def refuse_another(existing: Identity, identity: Identity, output: Location) -> None:
     """Make sure that predictions are continued with the same model, input and settings.
 
     Raises:
@@ -152,30 +152,30 @@ def refuse_another(existing: Identity, identity: Identity, output: Folder) -> No
         )
 
 
-def begin(output: Folder, identity: Identity) -> None:
+def begin(output: Location, identity: Identity) -> None:
     """Mark a folder as ours before anything else is written to it."""
     output.make(PROGRESS_FOLDER)
     output.write(_MARK_FILE, json.dumps({"identity": identity}).encode())
 
 
-def is_complete(output: Folder, files: Collection[str]) -> bool:
+def is_complete(output: Location, files: Collection[str]) -> bool:
     """Return whether predictions are finished, and all their files exist with their recorded size."""
     if not output.exists(FILE_NAME):
         return False
     return {part.file for part in _of_manifest(output)} == set(files) == set(find_written(output, files))
 
 
-def find_written(output: Folder, files: Collection[str]) -> dict[str, WrittenPart]:
+def find_written(output: Location, files: Collection[str]) -> dict[str, WrittenPart]:
     """Find the finished parts, by file: those with a marker, and with the size in it."""
     return _whole([*_of_manifest(output), *_notes(output, files)], output, files)
 
 
-def find_earlier(output: Folder, files: Collection[str]) -> dict[str, WrittenPart]:
+def find_earlier(output: Location, files: Collection[str]) -> dict[str, WrittenPart]:
     """Find the parts that a job was about to score again and has not replaced."""
     return _whole(_notes(output, files, earlier=True), output, files)
 
 
-def _notes(output: Folder, files: Collection[str], *, earlier: bool = False) -> list[WrittenPart]:
+def _notes(output: Location, files: Collection[str], *, earlier: bool = False) -> list[WrittenPart]:
     noted = {f"{PROGRESS_FOLDER}/{name}" for name in output.names(PROGRESS_FOLDER)}
     candidates = [file for file in files if note_name(file, earlier=earlier) in noted]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -183,14 +183,14 @@ def _notes(output: Folder, files: Collection[str], *, earlier: bool = False) -> 
         return [note for note in notes if note is not None]
 
 
-def _whole(parts: Iterable[WrittenPart], output: Folder, files: Collection[str]) -> dict[str, WrittenPart]:
+def _whole(parts: Iterable[WrittenPart], output: Location, files: Collection[str]) -> dict[str, WrittenPart]:
     """Return the parts whose file has the recorded size; of two with the same file, the later one."""
     sizes = {name: size for name, is_folder, size in output.entries() if not is_folder}
     found = {part.file: part for part in parts}
     return {file: part for file, part in found.items() if file in files and sizes.get(file) == part.size}
 
 
-def read_note(output: Folder, file: str, *, earlier: bool = False) -> WrittenPart | None:
+def read_note(output: Location, file: str, *, earlier: bool = False) -> WrittenPart | None:
     """Read the marker of one part; None if it is missing or damaged."""
     try:
         return _WRITTEN_PART.validate_json(output.read(note_name(file, earlier=earlier)))
@@ -198,7 +198,7 @@ def read_note(output: Folder, file: str, *, earlier: bool = False) -> WrittenPar
         return None
 
 
-def _of_manifest(output: Folder) -> list[WrittenPart]:
+def _of_manifest(output: Location) -> list[WrittenPart]:
     """Return the parts that a finished folder lists, with their rejected samples."""
     try:
         parts = json.loads(output.read(FILE_NAME))["parts"]
@@ -212,7 +212,7 @@ def _of_manifest(output: Folder) -> list[WrittenPart]:
 
 
 def write_rejected(
-    output: Folder, parts: Sequence[WrittenPart], others: Iterable[dict[str, str]]
+    output: Location, parts: Sequence[WrittenPart], others: Iterable[dict[str, str]]
 ) -> list[dict[str, str]]:
     """Write the list of rejected samples, and return it.
 
@@ -229,7 +229,7 @@ def write_rejected(
 
 
 def finish(
-    output: Folder, identity: Identity, parts: Sequence[WrittenPart], rejected: int, described: dict[str, Any]
+    output: Location, identity: Identity, parts: Sequence[WrittenPart], rejected: int, described: dict[str, Any]
 ) -> None:
     """Write `predictions.json` after everything else, then remove the markers.
 
@@ -257,7 +257,7 @@ def _described(part: WrittenPart) -> dict[str, Any]:
     return values if part.sizes_digest is None else {**values, "sizes_digest": part.sizes_digest}
 
 
-def clean_up(output: Folder, files: Collection[str]) -> None:
+def clean_up(output: Location, files: Collection[str]) -> None:
     """Remove the files that only a running job needs, and those that killed attempts left."""
     for name in output.files():
         is_note = name.startswith(f"{PROGRESS_FOLDER}/") and not PurePosixPath(name).name.startswith(LEASE_PREFIX)

@@ -17,7 +17,7 @@ from pipelines.scoring.predict.model import ModelDescription
 from pipelines.scoring.predict.predictor import LoadSettings, Predict, load_keras, predictor, task_threads
 from pipelines.scoring.predict.processor import Runtime, used_features, why_unusable
 from pipelines.spark.connect import SentFile
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 _ROWS_PER_GROUP = 8192
 
@@ -49,7 +49,7 @@ class Scorer:
     """Input of `converted.load_converted`; None with Keras."""
     converted_digest: str
     """Identifier of the converted model among others of the same model."""
-    output: Folder
+    output: Location
     batch_size: int
     thresholds: tuple[float, ...]
     threads: int | None

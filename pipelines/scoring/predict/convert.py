@@ -25,7 +25,7 @@ from pipelines.scoring.predict.converted import compiled, pack
 from pipelines.scoring.predict.model import ModelDescription, check_fits
 from pipelines.scoring.predict.predictor import LoadSettings, Predict, load_keras
 from pipelines.scoring.predict.processor import Runtime
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 _SECONDS = 3600
 _BATCH = 16
@@ -36,7 +36,7 @@ _MODEL, _REPORT = "model.zip", "report.json"
 class Reference:
     """The labelled samples that a conversion needs."""
 
-    dataset: Folder
+    dataset: Location
     fingerprint: str
     calibration_samples: int
     """Number of training samples whose activations give the ranges of 8-bit numbers."""
@@ -72,7 +72,7 @@ class Acceptance:
 
 
 def open_reference(
-    dataset: Folder, model: ModelDescription, runtime: Runtime, settings: ReaderSettings, **chosen: Any
+    dataset: Location, model: ModelDescription, runtime: Runtime, settings: ReaderSettings, **chosen: Any
 ) -> Reference:
     """Check that a dataset is suitable to calibrate and accept a model.
 

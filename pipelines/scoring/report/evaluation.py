@@ -31,7 +31,7 @@ from pipelines.scoring.predict.symmetries import Symmetries, averaged
 from pipelines.scoring.source import Source
 from pipelines.spark.connect import SentFile, send
 from pipelines.spark.tasks import run_tasks
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 SLICES = ("country", "season", "tile")
 """Plain columns of a dataset; scores are also measured for each of their values."""
@@ -157,7 +157,7 @@ def collect_scores(
             list(source.parts),
             _Collector(model, sent, batch_size, threads, symmetries).collect,
             job="evaluate",
-            folder=Folder.at(source.where),
+            folder=Location.at(source.where),
             files=[part.file for part in source.parts],
             less_memory="a smaller training.batch_size_per_worker",
             writes=False,
@@ -222,7 +222,7 @@ def measure(
     return Measured(metrics, per_class, reliability, thresholds, _slices(scores, task, columns), pairs)
 
 
-def read_columns(dataset: Folder, splits: Sequence[str]) -> pa.Table:
+def read_columns(dataset: Location, splits: Sequence[str]) -> pa.Table:
     """Read the metadata of the samples of some splits, in row order; with several splits also the split's name."""
     manifest, tables = read_manifest(dataset), []
     for split in splits:

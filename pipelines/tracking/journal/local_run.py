@@ -14,7 +14,7 @@ from typing import IO, Any, Literal
 
 from pydantic import TypeAdapter
 
-from pipelines.storage.whole_files import NO_LOCKS, takes_whole_files_only
+from pipelines.storage.whole_files import NO_LOCKS, takes_whole_files_only, write_whole
 
 FILE_NAME = "run.json"
 CONFIG_FILE = "config.yaml"
@@ -22,7 +22,6 @@ CONFIG_FILE = "config.yaml"
 DESCRIPTION_TAG = "mlflow.note.content"
 """Tag that MLflow's page shows as the description of a run or model."""
 LOCK_NAME = "driver.lock"
-# Errors of `flock` on a file system without locks, such as NFS without its lock daemon.
 _log = logging.getLogger(__name__)
 
 LocalStatus = Literal["RUNNING", "TRAINED", "FINISHED", "FAILED", "KILLED"]
@@ -85,12 +84,7 @@ class LocalRun:
             OSError: The folder cannot be written.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f".{FILE_NAME}.{os.getpid()}"
-        with temporary.open("w") as file:
-            file.write(json.dumps(asdict(self), indent=1))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(folder / FILE_NAME)
+        write_whole(folder / FILE_NAME, json.dumps(asdict(self), indent=1).encode())
 
 
 _LOCAL_RUN = TypeAdapter(LocalRun)

@@ -11,8 +11,7 @@ import numpy as np
 
 from models.compression.exchange.exchange import GradientExchange
 from pipelines.launch.rank.report import attempt
-from pipelines.storage.folder import StorageError
-from pipelines.storage.remote_path import AnyPath
+from pipelines.storage.folder import Location, StorageError
 from pipelines.training.checkpoint.files import (
     Arrays,
     DamagedError,
@@ -60,7 +59,7 @@ _log = logging.getLogger(__name__)
 class Checkpoints:
     """The checkpoints of one run; every rank makes the same calls."""
 
-    folder: AnyPath
+    folder: Location
     initial: TrainingState
     """The state of a run that has not started."""
     variables: Sequence["keras.Variable | Scattered"]
@@ -201,19 +200,19 @@ class Checkpoints:
         return int(shared) + (own * self.collective.size if self._has_rank_state else 0)
 
     def _check_that_ranks_share_the_folder(self) -> None:
-        def mark(rank: int) -> AnyPath:
-            return self.folder / f".mark.rank-{rank:05d}"
+        def mark(rank: int) -> str:
+            return f".mark.rank-{rank:05d}"
 
         own = mark(self.collective.rank)
         try:
-            own.touch()
+            self.folder.write(own, b"", flush=False)
             self.collective.sum(np.zeros(1))  # every rank has created its file
-            missing = [rank for rank in range(self.collective.size) if not mark(rank).is_file()]
+            missing = [rank for rank in range(self.collective.size) if not self.folder.is_file(mark(rank))]
             if self.collective.rank == 0 and missing:
                 raise RuntimeError(elsewhere(missing[0], self.folder))
             self.collective.sum(np.zeros(1))  # rank 0 has looked
         finally:
-            own.unlink(missing_ok=True)
+            self.folder.remove(own)
 
     def _restore_newest(self, *, must_exist: bool) -> TrainingState:
         """Restore the newest checkpoint that is valid on every rank; rank 0 reads it, each rank its exchange state."""
@@ -265,7 +264,7 @@ class Checkpoints:
             _log.warning("checkpoint %s is damaged (%s); trying the one before", path, error)
         return int(self.collective.sum(np.array([failed]))[0]) == 0
 
-    def _assign(self, path: AnyPath, state: TrainingState, arrays: Arrays) -> TrainingState:
+    def _assign(self, path: Location, state: TrainingState, arrays: Arrays) -> TrainingState:
         check_same_order(path, state, self.initial.order)
         assign_arrays(path, arrays, self.variables)
         self.newest = str(path)

@@ -2,7 +2,6 @@
 
 import errno
 import lzma
-import os
 import re
 import shutil
 import tempfile
@@ -10,22 +9,22 @@ import uuid
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.storage.remote_path import AnyPath, RemotePath
-from pipelines.storage.whole_files import copy_whole, takes_whole_files_only
+from pipelines.storage.folder import Location
+from pipelines.storage.whole_files import takes_whole_files_only
 
 DAMAGE = (OSError, ValueError, KeyError, EOFError, TypeError, FloatingPointError, zipfile.BadZipFile)
 """Exceptions that reading a damaged file may raise."""
 NO_DAMAGE = (PermissionError,)
 _MORE_SPACE = "free some space, or set training.output to a larger disk"
 _NAME = re.compile(r"step-(\d{8})\.npz")
-_PART_NAME = re.compile(r"(?P<checkpoint>\.?step-(?P<step>\d{8}))(\.rank-\d{5})?\.npz(\.\d+)?")
+_PART_NAME = re.compile(r"(?P<checkpoint>\.?step-(?P<step>\d{8}))(\.rank-\d{5})?\.npz(\.[0-9a-f]{32})?")
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -34,23 +33,23 @@ class DamagedError(RuntimeError):
     """A file of a checkpoint is missing, cut short, changed, or holds values that are not finite."""
 
 
-def checkpoint_path(folder: AnyPath, step: int) -> AnyPath:
+def checkpoint_path(folder: Location, step: int) -> Location:
     """Return the path of the checkpoint after `step` optimizer steps."""
     return folder / f"step-{step:08d}.npz"
 
 
-def list_checkpoints(folder: AnyPath) -> list[AnyPath]:
+def list_checkpoints(folder: Location) -> list[Location]:
     """List the checkpoints of a run, oldest first."""
-    found: list[AnyPath] = [path for path in folder.glob("step-*.npz") if _NAME.fullmatch(path.name)]
+    found = [path for path in folder.glob("step-*.npz") if _NAME.fullmatch(path.name)]
     return sorted(found, key=lambda path: path.name)
 
 
-def rank_path(checkpoint: AnyPath, rank: int) -> AnyPath:
+def rank_path(checkpoint: Location, rank: int) -> Location:
     """Return the path of one rank's exchange state beside a checkpoint."""
-    return checkpoint.with_name(f"{checkpoint.stem}.rank-{rank:05d}.npz")
+    return checkpoint.sibling(f"{checkpoint.stem}.rank-{rank:05d}.npz")
 
 
-def elsewhere(rank: int, folder: AnyPath) -> str:
+def elsewhere(rank: int, folder: Location) -> str:
     """Return the error text for a rank whose file is not in rank 0's folder."""
     return f"rank {rank} wrote elsewhere than {folder}: set training.output to storage that all hosts mount"
 
@@ -66,7 +65,7 @@ def refuse_non_finite(arrays: Mapping[str, NDArray[Any]]) -> None:
             raise FloatingPointError(f"{name.partition(':')[2] or name} is not finite")
 
 
-def check_writable(folder: AnyPath, needed_bytes: int = 0) -> None:
+def check_writable(folder: Location, needed_bytes: int = 0) -> None:
     """Create the folder, and check that it can be written and that its disk has enough free space.
 
     Args:
@@ -77,24 +76,16 @@ def check_writable(folder: AnyPath, needed_bytes: int = 0) -> None:
         RuntimeError: The folder cannot be written, or its disk has less free space.
         StorageError: The storage behind a URL cannot be used.
     """
-    name = f".probe.{uuid.uuid4().hex}"
-    if isinstance(folder, RemotePath):
-        folder.folder.check()
-        (folder / name).touch()
-        (folder / name).unlink()
-        return
-    probe = folder / name
+    folder.check()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with probe.open("wb") as file:
-            file.write(bytes(4096))
-            file.flush()
-            os.fsync(file.fileno())
-        probe.unlink()
+        folder.make()
+        name = f".probe.{uuid.uuid4().hex}"
+        folder.write(name, bytes(4096))
+        folder.remove(name)
+        if not folder.is_local:
+            return
         space = shutil.disk_usage(folder)
     except OSError as error:
-        with suppress(OSError):
-            probe.unlink(missing_ok=True)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = _MORE_SPACE if full else "set training.output to a folder with write access"
         raise RuntimeError(f"cannot write to {folder} ({error.strerror}): {remedy}") from None
@@ -106,7 +97,7 @@ def check_writable(folder: AnyPath, needed_bytes: int = 0) -> None:
         )
 
 
-def write_failure(folder: AnyPath, error: OSError) -> str:
+def write_failure(folder: Location, error: OSError) -> str:
     """Return the error text for a checkpoint that could not be written; the caller adds how to continue."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     remedy = "free some space" if full else "make the folder writable"
@@ -117,34 +108,22 @@ def _mib(size: int) -> str:
     return f"{size / 2**20:,.0f} MiB"
 
 
-def write_arrays(path: AnyPath, arrays: Mapping[str, NDArray[Any]]) -> None:
+def write_arrays(path: Location, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write one file atomically.
 
     Raises:
         OSError: The file cannot be written, or the stored data differ.
         StorageError: The storage behind a URL cannot be used.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(path, RemotePath):
-        with tempfile.NamedTemporaryFile(prefix="groundswell-") as local:
-            _write_arrays(local, arrays)
-            local.flush()
-            path.put(Path(local.name))
+    path.parent.make()
+    if path.is_local and not takes_whole_files_only(path.parent.path):
+        with path.new_file() as partial, partial.open("wb") as file:
+            _write_arrays(file, arrays)
         return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        if takes_whole_files_only(path.parent):  # such as a volume of Databricks
-            with tempfile.TemporaryFile() as whole:
-                _write_arrays(whole, arrays)
-                copy_whole(whole, temporary)
-        else:
-            with temporary.open("wb") as file:
-                _write_arrays(file, arrays)
-                file.flush()
-                os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with tempfile.NamedTemporaryFile(prefix="groundswell-") as whole:
+        _write_arrays(whole, arrays)
+        whole.flush()
+        path.put(Path(whole.name))
 
 
 def _write_arrays(file: IO[bytes], arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -156,14 +135,14 @@ def _write_arrays(file: IO[bytes], arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 @contextmanager
-def opened(path: AnyPath) -> Iterator[Any]:
+def opened(path: Location) -> Iterator[Any]:
     """Yield the arrays of a file; an array is read, and its CRC verified, when it is accessed.
 
     Raises:
         Exception: One of `DAMAGE`, because the file is missing or damaged. Pickled objects are refused.
     """
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+        with path.open() as stream, np.load(stream, allow_pickle=False) as file:
             yield file
     except (AttributeError, NotImplementedError, zlib.error, lzma.LZMAError) as error:  # a damaged ZIP directory
         raise zipfile.BadZipFile(str(error)) from error
@@ -173,11 +152,10 @@ def opened(path: AnyPath) -> Iterator[Any]:
         raise zipfile.BadZipFile(str(error)) from error  # "is encrypted"
 
 
-def remove_leftovers(folder: AnyPath, step: int) -> None:
+def remove_leftovers(folder: Location, step: int) -> None:
     """Remove leftovers of killed processes up to a step: partial files, and rank states without a checkpoint."""
     complete = {path.stem for path in list_checkpoints(folder)}
-    parts: list[AnyPath] = [*folder.glob(".step-*"), *folder.glob("step-*.rank-*.npz")]
-    for path in parts:
+    for path in [*folder.glob(".step-*"), *folder.glob("step-*.rank-*.npz")]:
         match = _PART_NAME.fullmatch(path.name)
         if match is not None and int(match["step"]) <= step and match["checkpoint"] not in complete:
-            path.unlink(missing_ok=True)
+            path.remove()

@@ -6,7 +6,7 @@ from typing import Any
 
 from conf.schema import RunConfig
 from pipelines.dataset.format.manifest import Manifest
-from pipelines.storage.remote_path import AnyPath
+from pipelines.storage.folder import Location
 from pipelines.training.checkpoint.state import TrainingState
 
 _SECTIONS = ("input", "model", "warm_start", "optimizer", "schedule", "exchange", "training")
@@ -51,7 +51,7 @@ def recorded_settings(config: RunConfig) -> dict[str, str]:
 
 
 def check_same_training(
-    checkpoint: AnyPath, state: TrainingState, settings: Mapping[str, str], global_batch_size: int, manifest: Manifest
+    checkpoint: Location, state: TrainingState, settings: Mapping[str, str], global_batch_size: int, manifest: Manifest
 ) -> None:
     """Check that a checkpoint's state fits the training that continues from it.
 
@@ -103,7 +103,7 @@ def check_same_training(
         )
 
 
-def check_same_order(checkpoint: AnyPath, state: TrainingState, order: str) -> None:
+def check_same_order(checkpoint: Location, state: TrainingState, order: str) -> None:
     """Check that the rest of a checkpoint's epoch is read in the same order as its first part.
 
     Raises:

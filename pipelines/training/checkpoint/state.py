@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.storage.remote_path import AnyPath
+from pipelines.storage.folder import Location
 from pipelines.training.checkpoint.files import (
     DAMAGE,
     NO_DAMAGE,
@@ -99,12 +99,12 @@ class TrainingState:
 
 
 def save_checkpoint(
-    folder: AnyPath,
+    folder: Location,
     state: TrainingState,
     variables: Sequence["keras.Variable | Gathered"],
     *,
     spared: int | None = None,
-) -> AnyPath:
+) -> Location:
     """Write `step-NNNNNNNN.npz` atomically, then remove all but the newest `KEPT` checkpoints.
 
     Args:
@@ -125,12 +125,12 @@ def save_checkpoint(
     # The checkpoint just written is excluded, because damaged checkpoints with higher numbers may exist.
     for old in [other for other in list_checkpoints(folder) if other != path][: -(KEPT - 1)]:
         if spared is None or old != checkpoint_path(folder, spared):
-            old.unlink()
+            old.remove()
     remove_leftovers(folder, state.step)
     return path
 
 
-def save_rank_state(folder: AnyPath, step: int, rank: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+def save_rank_state(folder: Location, step: int, rank: int, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write the exchange state of one rank before the checkpoint of the same step is written.
 
     Raises:
@@ -141,13 +141,13 @@ def save_rank_state(folder: AnyPath, step: int, rank: int, arrays: Mapping[str, 
     write_arrays(rank_path(checkpoint_path(folder, step), rank), arrays)
 
 
-def remove_rank_states(folder: AnyPath, step: int) -> None:
+def remove_rank_states(folder: Location, step: int) -> None:
     """Remove the exchange states of a checkpoint that could not be written."""
     for part in folder.glob(f"step-{step:08d}.rank-*.npz"):
-        part.unlink(missing_ok=True)
+        part.remove()
 
 
-def check_rank_states(folder: AnyPath, step: int, ranks: int) -> None:
+def check_rank_states(folder: Location, step: int, ranks: int) -> None:
     """Check that the files of all ranks are in the folder.
 
     Raises:
@@ -163,7 +163,7 @@ def check_rank_states(folder: AnyPath, step: int, ranks: int) -> None:
 class RankStates(Sequence[Arrays]):
     """The exchange states beside a checkpoint, in rank order; each access reads one rank's file."""
 
-    def __init__(self, checkpoint: AnyPath, ranks: int) -> None:
+    def __init__(self, checkpoint: Location, ranks: int) -> None:
         """Store the arguments without opening a file."""
         self._checkpoint, self._ranks = checkpoint, ranks
 
@@ -192,13 +192,13 @@ class RankStates(Sequence[Arrays]):
         return arrays
 
 
-def newest_step(folder: AnyPath) -> int:
+def newest_step(folder: Location) -> int:
     """Return the number of steps of the newest checkpoint, from its name; 0 if there is none."""
     written = list_checkpoints(folder)
     return int(written[-1].stem.removeprefix("step-")) if written else 0
 
 
-def newest_state(folder: AnyPath) -> tuple[AnyPath, TrainingState]:
+def newest_state(folder: Location) -> tuple[Location, TrainingState]:
     """Return the newest checkpoint whose state can be read, and that state; its arrays are not read.
 
     Raises:
@@ -219,7 +219,7 @@ def newest_state(folder: AnyPath) -> tuple[AnyPath, TrainingState]:
     raise all_damaged(folder)
 
 
-def readable_checkpoints(folder: AnyPath) -> Iterator[tuple[AnyPath, TrainingState, Arrays]]:
+def readable_checkpoints(folder: Location) -> Iterator[tuple[Location, TrainingState, Arrays]]:
     """Yield the complete and finite checkpoints with their arrays, the newest first.
 
     Raises:
@@ -232,7 +232,7 @@ def readable_checkpoints(folder: AnyPath) -> Iterator[tuple[AnyPath, TrainingSta
             _warn_of_damage(path, error)
 
 
-def read_checkpoint(path: AnyPath) -> tuple[TrainingState, Arrays]:
+def read_checkpoint(path: Location) -> tuple[TrainingState, Arrays]:
     """Read one checkpoint.
 
     Raises:
@@ -253,7 +253,7 @@ def read_checkpoint(path: AnyPath) -> tuple[TrainingState, Arrays]:
     return state, arrays
 
 
-def read_state(path: AnyPath) -> TrainingState:
+def read_state(path: Location) -> TrainingState:
     """Read the state of one checkpoint, without its arrays.
 
     Raises:
@@ -269,7 +269,7 @@ def read_state(path: AnyPath) -> TrainingState:
         raise DamagedError(str(error)) from error
 
 
-def read_arrays(path: AnyPath) -> tuple[TrainingState, Arrays]:
+def read_arrays(path: Location) -> tuple[TrainingState, Arrays]:
     """Read one checkpoint.
 
     Raises:
@@ -284,12 +284,12 @@ def read_arrays(path: AnyPath) -> tuple[TrainingState, Arrays]:
         raise ValueError(f"{path} is damaged, or no checkpoint ({error})") from error
 
 
-def all_damaged(folder: AnyPath) -> ValueError:
+def all_damaged(folder: Location) -> ValueError:
     """Return the error for a folder whose checkpoints cannot be used."""
     return ValueError(f"every checkpoint in {folder} is damaged: start a new run without training.resume_run")
 
 
-def assign_arrays(path: AnyPath, arrays: Arrays, variables: Sequence["keras.Variable | Scattered"]) -> None:
+def assign_arrays(path: Location, arrays: Arrays, variables: Sequence["keras.Variable | Scattered"]) -> None:
     """Set `variables` to the arrays of the checkpoint at `path`.
 
     Raises:
@@ -313,11 +313,11 @@ def array_name(position: int, variable: "keras.Variable | Scattered | Gathered")
     return f"{position:05d}:{variable.path.replace('/', '.')}"
 
 
-def _warn_of_damage(path: AnyPath, error: Exception) -> None:
+def _warn_of_damage(path: Location, error: Exception) -> None:
     _log.warning("checkpoint %s is damaged (%s); trying the one before", path, error)
 
 
-def _read_state(path: AnyPath, file: Mapping[str, NDArray[Any]]) -> TrainingState:
+def _read_state(path: Location, file: Mapping[str, NDArray[Any]]) -> TrainingState:
     header = json.loads(file[_STATE].tobytes())
     version = header.pop("format_version")
     if version != FORMAT_VERSION:

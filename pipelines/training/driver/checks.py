@@ -18,7 +18,7 @@ from pipelines.dataset.format.order import steps_per_epoch
 from pipelines.dataset.read.reader import check_readable, window_rows
 from pipelines.machine.packages import check_backend, require
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup
-from pipelines.storage.remote_path import AnyPath, RemotePath, any_path
+from pipelines.storage.folder import Location
 from pipelines.tracking.journal.local_run import read_local_run
 from pipelines.tracking.metrics import AVERAGED_GROUP, VALIDATION_GROUP, is_listed, validation_metrics
 from pipelines.tracking.store import runs
@@ -129,14 +129,14 @@ def check_output(training: TrainingConfig, dataset: str) -> None:
     check_place(training.output, dataset)
     run_id = training.resume_run
     if run_id is None:
-        check_writable(any_path(training.output))
+        check_writable(Location(training.output))
         return
     place = run_place(training.output, run_id)
-    if isinstance(place, RemotePath):
+    if not place.is_local:
         check_writable(place)
         return
     path, _ = newest_state(place / CHECKPOINTS)
-    size = sum(part.stat().st_size for part in (place / CHECKPOINTS).glob(f"{path.stem}*.npz"))
+    size = sum(part.stat().st_size for part in (place / CHECKPOINTS).path.glob(f"{path.stem}*.npz"))
     written = len(list_checkpoints(place / CHECKPOINTS))
     kept = KEPT + (training.selection.metric is not None)
     check_writable(place, size * (kept + 1 - min(kept, written)))
@@ -170,7 +170,7 @@ def _copies_text(workers: int, copies: int) -> str:
     return f"{workers} workers" if copies == workers else f"{copies} pipelines"
 
 
-def _check_not_beyond_the_end(path: AnyPath, state: TrainingState, training: TrainingConfig) -> None:
+def _check_not_beyond_the_end(path: Location, state: TrainingState, training: TrainingConfig) -> None:
     """Check that a finished training would not log the model of a checkpoint inside a later epoch."""
     selection, epochs = training.selection, training.epochs
     if not state.is_within_an_epoch or (state.epochs_done < epochs and not is_over(state.history, selection)):
@@ -184,7 +184,7 @@ def _check_not_beyond_the_end(path: AnyPath, state: TrainingState, training: Tra
         )
 
 
-def _check_best(path: AnyPath, state: TrainingState, training: TrainingConfig, steps: int, *, offline: bool) -> None:
+def _check_best(path: Location, state: TrainingState, training: TrainingConfig, steps: int, *, offline: bool) -> None:
     """Check that training can continue with the selection rule, and that the best epoch's checkpoint exists."""
     selection, run_id = training.selection, training.resume_run or ""
     if is_over(state.history, selection) and _is_finished(training.output, run_id, offline=offline):
@@ -263,7 +263,7 @@ def _check_trace(training: TrainingConfig, steps: int) -> None:
             f"training.trace_steps={traced} is beyond the end of the run, which has {epochs * steps} steps ({epochs} "
             f"epochs of {steps}): choose lower ones"
         )
-    if training.tensorflow_profiler and isinstance(any_path(training.output), RemotePath):
+    if training.tensorflow_profiler and not Location(training.output).is_local:
         raise ValueError(
             f"training.tensorflow_profiler=true writes files, and training.output={training.output} is a URL: "
             "set a folder that all hosts mount, or training.tensorflow_profiler=false"

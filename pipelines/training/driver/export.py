@@ -18,7 +18,7 @@ from pipelines.dataset.format.manifest import Manifest, read_manifest
 from pipelines.dataset.format.order import steps_per_epoch
 from pipelines.dataset.read.reader import SplitReader
 from pipelines.sample import TRAINING_SPLIT
-from pipelines.storage.remote_path import AnyPath
+from pipelines.storage.folder import Location
 from pipelines.tracking.journal.local_run import CONFIG_FILE
 from pipelines.tracking.metrics import AVERAGED_GROUP, VALIDATION_GROUP
 from pipelines.tracking.models.model_metadata import ModelMetadata
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 def log_model_of(
-    folder: Path, run: TrackedRun, checkpoint: AnyPath | None = None, checkpoints: AnyPath | None = None
+    folder: Path, run: TrackedRun, checkpoint: Location | None = None, checkpoints: Location | None = None
 ) -> str:
     """Make the model of a checkpoint and the model of its averaged weights, and log both; return the model's URI.
 
@@ -56,7 +56,8 @@ def log_model_of(
     """
     config, manifest = _what_was_trained(folder)
     steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
-    path, state, arrays = _read(checkpoints or folder / CHECKPOINTS, checkpoint, config.training.selection, steps)
+    known = checkpoints or Location(str(folder / CHECKPOINTS))
+    path, state, arrays = _read(known, checkpoint, config.training.selection, steps)
     # Keras numbers unnamed layers per process. The checkpoint has the names of the first model in a process.
     keras.backend.clear_session()
     model = make_model(config, manifest)
@@ -133,8 +134,8 @@ def _what_was_trained(folder: Path) -> tuple[RunConfig, Manifest]:
 
 
 def _read(
-    checkpoints: AnyPath, checkpoint: AnyPath | None, selection: SelectionConfig, steps: int
-) -> tuple[AnyPath, TrainingState, dict[str, Any]]:
+    checkpoints: Location, checkpoint: Location | None, selection: SelectionConfig, steps: int
+) -> tuple[Location, TrainingState, dict[str, Any]]:
     if checkpoint is not None:
         return checkpoint, *_whole(checkpoint)
     newest = next(readable_checkpoints(checkpoints), None)
@@ -150,14 +151,14 @@ def _read(
     return path, state, arrays
 
 
-def _whole(path: AnyPath) -> tuple[TrainingState, dict[str, Any]]:
+def _whole(path: Location) -> tuple[TrainingState, dict[str, Any]]:
     try:
         return read_checkpoint(path)
     except DamagedError as error:
         raise ValueError(f"{path} is damaged: {error}") from None
 
 
-def _assign(path: AnyPath, arrays: dict[str, Any], weights: list[Any], averages: list[Any]) -> None:
+def _assign(path: Location, arrays: dict[str, Any], weights: list[Any], averages: list[Any]) -> None:
     """Set the model's variables, which come first in a checkpoint, and the averages, which are found by name."""
     names = sorted(arrays)
     assign_arrays(path, {name: arrays[name] for name in names[: len(weights)]}, weights)

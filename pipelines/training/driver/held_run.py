@@ -2,18 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
-from pipelines.storage.folder import Folder, StorageError
+from pipelines.storage.folder import Location, StorageError
 from pipelines.storage.lease import check_held, lease
-from pipelines.storage.remote_path import AnyPath
 from pipelines.storage.whole_files import takes_whole_files_only
 from pipelines.tracking.journal.local_run import RunHeldError, held
 from pipelines.training.driver.output import CHECKPOINTS
 
 
 @contextmanager
-def held_run(place: AnyPath) -> Iterator[Callable[[], None]]:
+def held_run(place: Location) -> Iterator[Callable[[], None]]:
     """Hold the lock of a run; yield a function that raises RuntimeError if another driver has taken it over.
 
     In a folder on this machine the lock is a locked file. Behind a URL, or if files cannot be locked, it is a lease
@@ -26,18 +24,17 @@ def held_run(place: AnyPath) -> Iterator[Callable[[], None]]:
         RunHeldError: Another driver trains the run.
         StorageError: The storage behind a URL cannot be used.
     """
-    if isinstance(place, Path) and not takes_whole_files_only(place):
-        with held(place):
+    if place.is_local and not takes_whole_files_only(place.path):
+        with held(place.path):
             yield lambda: None
         return
-    folder = Folder(str(place))
-    folder.make(CHECKPOINTS)
+    place.make(CHECKPOINTS)
     with ExitStack() as stack:
         try:
             # The lease is not beside the records, because the driver copies these to its own disk and back.
-            stack.enter_context(lease(folder, CHECKPOINTS))
+            stack.enter_context(lease(place, CHECKPOINTS))
         except StorageError:
             raise
         except RuntimeError as error:
             raise RunHeldError(str(error)) from None
-        yield lambda: check_held(folder, CHECKPOINTS)
+        yield lambda: check_held(place, CHECKPOINTS)

@@ -12,27 +12,27 @@ from functools import cache
 from pathlib import Path
 
 from pipelines.dataset.format.files import check_outside
-from pipelines.storage.folder import Folder
-from pipelines.storage.remote_path import AnyPath, RemotePath, any_path, fetch, publish
+from pipelines.storage.copies import fetch, publish
+from pipelines.storage.folder import Location
 from pipelines.tracking.journal.journal import driver_journal, journals, rank_journal
 
 CHECKPOINTS = "checkpoints"
 
 
-def run_place(output: str, run_id: str) -> AnyPath:
+def run_place(output: str, run_id: str) -> Location:
     """Return the location of a run in `training.output`: its folder or its URL."""
-    return any_path(output) / run_id
+    return Location(output) / run_id
 
 
-def checkpoints_of(output: str, run_id: str) -> AnyPath:
+def checkpoints_of(output: str, run_id: str) -> Location:
     """Return the folder or URL of a run's checkpoints."""
     return run_place(output, run_id) / CHECKPOINTS
 
 
 def records_folder(output: str) -> Path:
     """Return the folder on this machine with the runs' records; for a URL it is deleted when this process ends."""
-    place = any_path(output)
-    return place if isinstance(place, Path) else _temporary(output)
+    place = Location(output)
+    return place.path if place.is_local else _temporary(output)
 
 
 def check_place(output: str, dataset: str) -> None:
@@ -46,10 +46,9 @@ def check_place(output: str, dataset: str) -> None:
         ValueError: The output is in the dataset.
         StorageError: The bucket does not exist, no server answers, or the credentials are missing or refused.
     """
-    check_outside("training.output", Folder.at(output), Folder.at(dataset))
-    place = any_path(output)
-    if isinstance(place, RemotePath):
-        place.folder.check()
+    place = Location.at(output)
+    check_outside("training.output", place, Location.at(dataset))
+    place.check()
 
 
 def fetch_records(output: str, run_id: str) -> None:
@@ -61,14 +60,14 @@ def fetch_records(output: str, run_id: str) -> None:
     local_records(run_place(output, run_id))
 
 
-def local_records(place: AnyPath) -> Path:
+def local_records(place: Location) -> Path:
     """Return a run's folder; if the run is behind a URL, its records without checkpoints are first copied here.
 
     Raises:
         StorageError: The storage cannot be used.
     """
-    if isinstance(place, Path):
-        return place
+    if place.is_local:
+        return place.path
     target = records_folder(str(place.parent)) / place.name
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
@@ -90,14 +89,14 @@ def publish_records(output: str, run_id: str, *, failed: bool = False) -> None:
         StorageError: The storage cannot be used.
     """
     place = run_place(output, run_id)
-    if isinstance(place, RemotePath):
+    if not place.is_local:
         mirrors = driver_journal(Path()) if failed else journals(Path())
         publish(records_folder(output) / run_id, place, mirrors=str(mirrors))
 
 
-def fetch_rank_journal(place: AnyPath, folder: Path) -> None:
+def fetch_rank_journal(place: Location, folder: Path) -> None:
     """Copy the rest of rank 0's journal from a run's URL into the run's local folder; only rank 0 writes it."""
-    if isinstance(place, RemotePath):
+    if not place.is_local:
         journal = rank_journal(folder)
         shutil.rmtree(journal, ignore_errors=True)
         fetch(_remote_journal(place), journal)
@@ -106,20 +105,20 @@ def fetch_rank_journal(place: AnyPath, folder: Path) -> None:
 class RankJournal:
     """The folder of rank 0's journal on its own host, and the copy behind the run's URL."""
 
-    def __init__(self, checkpoints: AnyPath) -> None:
+    def __init__(self, checkpoints: Location) -> None:
         """Read the entries that an earlier process has left.
 
         Args:
             checkpoints: Folder or URL of the run's checkpoints.
         """
-        self._copy: RemotePath | None = None
-        if isinstance(checkpoints, RemotePath):
+        self._copy: Location | None = None
+        if not checkpoints.is_local:
             self._copy = _remote_journal(checkpoints.parent)
             self.folder = Path(tempfile.mkdtemp(prefix="groundswell-journal-"), "rank-0")
             register(shutil.rmtree, self.folder.parent, ignore_errors=True)
             fetch(self._copy, self.folder)
         else:
-            self.folder = rank_journal(checkpoints.parent)
+            self.folder = rank_journal(checkpoints.parent.path)
 
     def publish(self) -> None:
         """Update the copy, if there is one; called before a checkpoint, so that its records are as safe as it."""
@@ -127,7 +126,7 @@ class RankJournal:
             publish(self.folder, self._copy)
 
 
-def _remote_journal(place: RemotePath) -> RemotePath:
+def _remote_journal(place: Location) -> Location:
     return place / str(rank_journal(Path()))
 
 

@@ -5,8 +5,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from pipelines.storage.copies import publish
+from pipelines.storage.folder import Location
 from pipelines.storage.lease import LEASE_PREFIX
-from pipelines.storage.remote_path import AnyPath, RemotePath, publish
 from pipelines.tracking.journal.journal import journals
 from pipelines.tracking.journal.local_run import FILE_NAME, LOCK_NAME, read_local_run
 from pipelines.tracking.journal.sync import Synced, adopt, lacks_something, sync
@@ -14,22 +15,22 @@ from pipelines.tracking.store.store import TrackedRun
 from pipelines.training.driver.held_run import held_run
 from pipelines.training.driver.output import CHECKPOINTS, local_records
 
-LogModelOf = Callable[[Path, TrackedRun, AnyPath | None, AnyPath | None], str]
+LogModelOf = Callable[[Path, TrackedRun, Location | None, Location | None], str]
 """Logs a model. Arguments: the run's folder on this machine, the run, a checkpoint or None, the checkpoints' folder."""
 _JOURNALS = str(journals(Path()))
 
 
-def unsynced_behind(output: RemotePath) -> list[RemotePath]:
+def unsynced_behind(output: Location) -> list[Location]:
     """Return the runs behind a URL that the store lacks or has in part, in the order of their names.
 
     Raises:
         StorageError: The storage cannot be used.
     """
-    output.folder.check()
-    return [output / name for name in output.folder.names() if _lacks_something(output / name)]
+    output.check()
+    return [output / name for name in output.names() if _lacks_something(output / name)]
 
 
-def sync_behind(place: RemotePath, log_model: LogModelOf) -> Synced:
+def sync_behind(place: Location, log_model: LogModelOf) -> Synced:
     """Write everything of one run that the store lacks; see `pipelines.tracking.journal.sync.sync`.
 
     Args:
@@ -47,7 +48,7 @@ def sync_behind(place: RemotePath, log_model: LogModelOf) -> Synced:
     return synced
 
 
-def adopt_behind(place: RemotePath) -> str:
+def adopt_behind(place: Location) -> str:
     """Add a run to a store that lacks it, rename it to the store's identifier and return this identifier.
 
     Raises:
@@ -64,32 +65,32 @@ def adopt_behind(place: RemotePath) -> str:
     return run.run_id
 
 
-def _lacks_something(place: RemotePath) -> bool:
-    names = place.folder.names()
+def _lacks_something(place: Location) -> bool:
+    names = place.names()
     if FILE_NAME not in names:
         return _JOURNALS in names  # records of a run whose file is lost, which `sync` reports; else no run
     with tempfile.TemporaryDirectory(prefix="groundswell-") as parent:
         folder = Path(parent, place.name)
         folder.mkdir()
-        (folder / FILE_NAME).write_bytes(place.folder.read(FILE_NAME))
+        (folder / FILE_NAME).write_bytes(place.read(FILE_NAME))
         if _JOURNALS in names:
             (folder / _JOURNALS).mkdir()
         return lacks_something(folder)
 
 
-def _publish_as(run_id: str, folder: Path, place: RemotePath) -> None:
+def _publish_as(run_id: str, folder: Path, place: Location) -> None:
     """Copy the records back and rename everything behind the URL; a repeated call continues an interrupted one."""
     (folder / LOCK_NAME).unlink(missing_ok=True)  # this lock is only for the copy on this machine
     publish(folder, place, mirrors=_JOURNALS)
     if run_id == place.name:
         return
     target = place.parent / run_id
-    moved = [name for name in place.folder.files() if not name.rpartition("/")[2].startswith(LEASE_PREFIX)]
+    moved = [name for name in place.files() if not name.rpartition("/")[2].startswith(LEASE_PREFIX)]
     with tempfile.TemporaryDirectory(prefix="groundswell-") as copies:
         for name in moved:
             copy = Path(copies, "file")
-            with place.folder.open(name) as stream, copy.open("wb") as file:
+            with place.open(name) as stream, copy.open("wb") as file:
                 shutil.copyfileobj(stream, file)
-            target.folder.put(copy, name)
+            target.put(copy, name)
     for name in sorted(moved, key=lambda name: name == FILE_NAME):  # last, the file that makes the folder a run
-        place.folder.remove(name)
+        place.remove(name)

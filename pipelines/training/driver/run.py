@@ -16,9 +16,8 @@ from conf.sections.tracking import TrackingConfig
 from pipelines.dataset.format.manifest import Manifest, manifest_json
 from pipelines.launch.driver.failure import RankLostError, WorkerError
 from pipelines.launch.runner import Attempt
-from pipelines.storage.folder import StorageError
+from pipelines.storage.folder import Location, StorageError
 from pipelines.storage.locations import redacted
-from pipelines.storage.remote_path import AnyPath, RemotePath
 from pipelines.tracking.journal.delivery import News, OnNews
 from pipelines.tracking.journal.guard import guarded
 from pipelines.tracking.journal.journal import driver_journal, journals, rank_journal
@@ -65,7 +64,7 @@ class DriverRecord:
     run: TrackedRun
     folder: Path
     """Folder on this machine with the run's settings, logs and journals."""
-    place: AnyPath
+    place: Location
     """Location of the run and its checkpoints: the same folder, or a URL."""
     _writer: RunWriter
     _micro_batches_of: Callable[[int], int | None]
@@ -80,7 +79,7 @@ class DriverRecord:
         return local.description.name or self.run.run_id
 
     @property
-    def checkpoints(self) -> AnyPath:
+    def checkpoints(self) -> Location:
         """Folder or URL of the checkpoints."""
         return self.place / CHECKPOINTS
 
@@ -232,13 +231,13 @@ def with_stored_run(config: RunConfig) -> RunConfig:
     if resumed is None or config.tracking.offline:
         return config
     place = run_place(config.training.output, resumed)
-    if isinstance(place, RemotePath):
+    if not place.is_local:
         run_id = adopt_behind(place)
-    elif read_local_run(place) is None:
+    elif read_local_run(place.path) is None:
         return config
     else:
         with held_run(place):
-            run_id = adopt(place)[0].run_id
+            run_id = adopt(place.path)[0].run_id
     return config.model_copy(update={"training": config.training.model_copy(update={"resume_run": run_id})})
 
 
@@ -373,7 +372,7 @@ class _Heard:
 
 
 @contextmanager
-def _ended(run: TrackedRun, folder: Path, place: AnyPath, heard: _Heard) -> Iterator[None]:
+def _ended(run: TrackedRun, folder: Path, place: Location, heard: _Heard) -> Iterator[None]:
     """Record at the end how a run ended; after a failed training, a failure of the store is only mentioned."""
     try:
         yield

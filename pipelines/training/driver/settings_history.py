@@ -1,11 +1,11 @@
 """The history of a run's changed settings by step, because the store's parameters of a run cannot change."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.storage.whole_files import new_file
 from pipelines.tracking.journal.writer import RunWriter
 from pipelines.tracking.store import revision
 from pipelines.tracking.store.recorded import CHANGED_PREFIX, NOT_SET
@@ -88,6 +88,5 @@ def _read(folder: Path) -> tuple[dict[str, str], list[dict[str, Any]], bool]:
 
 def _write(folder: Path, settings: Mapping[str, str], changes: Sequence[Mapping[str, Any]]) -> None:
     values = {"version": revision.package_version(), "now": dict(settings), "changes": list(changes)}
-    temporary = folder / f".{FILE_NAME}.{os.getpid()}"
-    temporary.write_text(json.dumps(values, indent=1))
-    temporary.replace(folder / FILE_NAME)
+    with new_file(folder / FILE_NAME, flush=False) as path:
+        path.write_text(json.dumps(values, indent=1))

@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 
 from pipelines.dataset.format.manifest import read_manifest
-from pipelines.storage.remote_path import RemotePath, any_path
+from pipelines.storage.folder import Location
 from pipelines.training.checkpoint.files import check_writable
 
 _PACKAGES = ("tensorflow", "keras", "horovod", "mlflow")
@@ -32,13 +32,13 @@ def look(output: str, dataset: str) -> Site:
         read_manifest(dataset)
     except (OSError, ValueError, RuntimeError) as error:
         problems.append(f"dataset.path: {error}")
-    place = any_path(output)
-    if isinstance(place, RemotePath):
+    place = Location(output)
+    if not place.is_local:
         try:
             check_writable(place)
         except (RuntimeError, OSError) as error:
             problems.append(f"training.output: {error}")
-    elif not place.is_dir():
+    elif not place.is_folder():
         problems.append(f"training.output={place} does not exist here: it must be on storage that all hosts mount")
     elif not os.access(place, os.W_OK | os.X_OK):
         problems.append(f"training.output={place} cannot be written here")

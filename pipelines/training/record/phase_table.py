@@ -2,10 +2,9 @@
 
 import json
 import logging
-import os
 from typing import Any
 
-from pipelines.storage.remote_path import AnyPath, RemotePath
+from pipelines.storage.folder import Location
 from pipelines.training.record.phases import PHASES, StepPhases, table_of
 
 FILE_NAME = "phases.json"
@@ -15,14 +14,14 @@ _log = logging.getLogger(__name__)
 class PhaseTable:
     """The rows of all epochs so far, one per epoch and rank, in a file in the checkpoints' folder."""
 
-    def __init__(self, checkpoints: AnyPath, start_step: int) -> None:
+    def __init__(self, checkpoints: Location, start_step: int) -> None:
         """Read the rows that earlier processes wrote about the epochs in the checkpoint.
 
         Args:
             checkpoints: Folder or URL of the run's checkpoints.
             start_step: Number of steps in the checkpoint from which training continues; later epochs are dropped.
         """
-        self._file = checkpoints / FILE_NAME
+        self._folder = checkpoints
         self._epochs = [epoch for epoch in self._read() if epoch["step"] <= start_step]
 
     def add(self, phases: StepPhases, *, epoch: int, step: int) -> list[dict[str, float]]:
@@ -38,7 +37,8 @@ class PhaseTable:
             StorageError: The storage behind a URL cannot be used.
         """
         self._epochs.append({"step": step, "rows": table_of(phases, epoch)})
-        self._write(json.dumps(self._epochs).encode())
+        self._folder.make()
+        self._folder.write(FILE_NAME, json.dumps(self._epochs).encode(), flush=False)
         return [row for each in self._epochs for row in each["rows"]]
 
     @property
@@ -51,20 +51,10 @@ class PhaseTable:
 
     def _read(self) -> list[dict[str, Any]]:
         try:
-            with self._file.open("rb") as file:
-                epochs: list[dict[str, Any]] = json.load(file)
+            epochs: list[dict[str, Any]] = json.loads(self._folder.read(FILE_NAME))
         except FileNotFoundError:
             return []
         except ValueError as error:
-            _log.warning("%s cannot be read (%s): it starts again", self._file, error)
+            _log.warning("%s cannot be read (%s): it starts again", self._folder / FILE_NAME, error)
             return []
         return epochs
-
-    def _write(self, data: bytes) -> None:
-        if isinstance(self._file, RemotePath):
-            self._file.parent.folder.write(self._file.name, data)
-            return
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._file.with_name(f".{FILE_NAME}.{os.getpid()}")
-        temporary.write_bytes(data)
-        temporary.replace(self._file)

@@ -10,8 +10,7 @@ from typing import Any
 
 from models.compression.exchange.figures import ExchangeFigures
 from models.schedules import Schedule
-from pipelines.storage.folder import StorageError
-from pipelines.storage.remote_path import AnyPath
+from pipelines.storage.folder import Location, StorageError
 from pipelines.tracking.journal.delivery import News
 from pipelines.tracking.journal.pictures import Draw
 from pipelines.tracking.journal.system import Sample, curves_of
@@ -47,7 +46,7 @@ class Record:
     def __init__(
         self,
         run: TrackedRun,
-        checkpoints: AnyPath,
+        checkpoints: Location,
         schedule: Schedule,
         *,
         start_step: int,

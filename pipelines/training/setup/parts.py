@@ -17,7 +17,7 @@ from models.losses import Loss
 from pipelines.dataset.format.manifest import Manifest, read_manifest
 from pipelines.launch.rank import membership
 from pipelines.launch.rank.report import attempt, log_to_driver
-from pipelines.storage.remote_path import AnyPath
+from pipelines.storage.folder import Location
 from pipelines.training.checkpoint.files import list_checkpoints
 from pipelines.training.checkpoint.kept_state import rank_uses_kernels
 from pipelines.training.ranks.collective import HorovodCollective, ranks_of_job, use_assigned_devices
@@ -46,7 +46,7 @@ class Parts:
     """Payload per step that batch norm over ranks adds: bytes of an allreduce over all ranks with the same cost."""
 
 
-def make_parts(config: RunConfig, checkpoint_folder: AnyPath | None = None) -> Parts:
+def make_parts(config: RunConfig, checkpoint_folder: Location | None = None) -> Parts:
     """Join the ranks and make the parts of this rank; a later broadcast gives all ranks the weights of rank 0.
 
     Args:
@@ -140,7 +140,7 @@ def _begin(
     manifest: Manifest,
     model: keras.Model,
     collective: HorovodCollective,
-    checkpoint_folder: AnyPath | None,
+    checkpoint_folder: Location | None,
 ) -> None:
     """Set the weights that are not random on rank 0, for a later broadcast; freeze layers on every rank."""
     frozen = freeze_layers(config.warm_start, model)

@@ -11,6 +11,7 @@ import numpy as np
 
 from conf.sections.warm_start import WarmStartConfig
 from pipelines.dataset.format.manifest import Manifest
+from pipelines.storage.folder import Location
 from pipelines.tracking.models.models import load_model, model_metadata
 from pipelines.training.checkpoint.state import read_arrays
 from pipelines.training.setup.bands import seen_bands
@@ -78,7 +79,7 @@ def read_weights(config: WarmStartConfig) -> "TrainedWeights":
         return TrainedWeights(_arrays_of(model), metadata.bands, metadata.class_names or None)
     if config.source.endswith(_KERAS_FILE):
         return TrainedWeights(_arrays_of(keras.saving.load_model(config.source, compile=False)), None, None)
-    state, arrays = read_arrays(Path(config.source))
+    state, arrays = read_arrays(Location(config.source))
     # Keras appends a number to the name of a process's second and later optimizers.
     optimizer = re.compile(rf"{state.settings['optimizer.name']}(_\d+)?\.")
     named = [(name.partition(":")[2], value) for name, value in arrays.items()]

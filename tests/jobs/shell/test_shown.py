@@ -10,6 +10,7 @@ from mlflow import MlflowClient
 
 from jobs.train import TrainedRun
 from pipelines.scoring.job import Scored
+from pipelines.storage.folder import Location
 from pipelines.tracking.store.runs import page_of, start_run
 from pipelines.tracking.store.store import TrackedRun
 from pipelines.training.ranks.results import Evaluation, TrainingSummary
@@ -25,7 +26,7 @@ HISTORY = [
 def trained(mlflow_store: str, tmp_path: Path) -> TrainedRun:
     run = start_run("shown", "name", {}, {})
     summary = TrainingSummary("runs:/x/model", HISTORY, "/c/step-2.npz", 10, ended="<no better epoch>", model_epoch=1)
-    return TrainedRun(run, summary, tmp_path)
+    return TrainedRun(run, summary, Location.at(tmp_path))
 
 
 def test_the_history_is_a_table_and_a_figure(trained: TrainedRun) -> None:

@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(500)]
 
 
-def training_that_waits_in_its_second_epoch(config: Any, run: Any, checkpoints: Path) -> Any:
+def training_that_waits_in_its_second_epoch(config: Any, run: Any, checkpoints: Any) -> Any:
     """`entry.train`, but in the first attempt rank 1 says when it is there and goes no further."""
     import os
     import time

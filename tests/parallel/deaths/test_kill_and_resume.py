@@ -10,6 +10,7 @@ import pytest
 from mlflow import MlflowClient
 
 from conf.load import load
+from pipelines.storage.folder import Location
 from pipelines.tracking.models.models import averaged_model_uri, load_model
 from pipelines.training.checkpoint.files import list_checkpoints
 from tests.parallel.trainings import Trained, assert_equal
@@ -89,7 +90,9 @@ def test_a_regularised_training_with_a_best_epoch_goes_on_as_it_was(
     assert all(row["val/loss"] != row["val_ema/loss"] for row in summary.history)
     # The checkpoint of the best epoch is there beside the newest two, and both models are those of this epoch.
     checkpoints = Path(found.run.folder) / "checkpoints"
-    assert [path.name for path in list_checkpoints(checkpoints)] == [f"step-{step:08d}.npz" for step in (4, 9, 12)]
+    assert [path.name for path in list_checkpoints(Location.at(checkpoints))] == [
+        f"step-{step:08d}.npz" for step in (4, 9, 12)
+    ]
     assert summary.model_epoch == 1
     with np.load(checkpoints / "step-00000004.npz") as file:
         saved = {name.partition(":")[2]: file[name] for name in file.files}

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from conf.load import load
 from jobs.train import train
 from pipelines.launch.driver.failure import RankLostError
+from pipelines.storage.folder import Location
 from pipelines.training import entry
 from pipelines.training.checkpoint.state import newest_state
 
@@ -25,7 +26,7 @@ def _by_value() -> None:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def training_with_a_signal(config: Any, run: Any, checkpoints: Path, signal_once: Callable[[], None]) -> Any:
+def training_with_a_signal(config: Any, run: Any, checkpoints: Any, signal_once: Callable[[], None]) -> Any:
     """`entry.train`, but in the first attempt rank 1 calls a function before its first step."""
     import os
     import time
@@ -42,7 +43,7 @@ def training_with_a_signal(config: Any, run: Any, checkpoints: Path, signal_once
     return train_worker(config, run, checkpoints, before_step=ask_once)
 
 
-def training_that_is_asked_to_stop(config: Any, run: Any, checkpoints: Path) -> Any:
+def training_that_is_asked_to_stop(config: Any, run: Any, checkpoints: Any) -> Any:
     """The process of rank 1 receives SIGTERM."""
     import os
     import signal
@@ -83,13 +84,13 @@ def test_all_ranks_stop_after_the_same_step(
         train(load("smoke", settings))
     (folder,) = (path for path in tmp_path.iterdir() if (path / "checkpoints").is_dir())
     assert MlflowClient(mlflow_store).get_run(folder.name).info.status == "KILLED"
-    state = newest_state(folder / "checkpoints")[1]
+    state = newest_state(Location.at(folder / "checkpoints"))[1]
     assert state.is_within_an_epoch
     assert state.epoch_seconds > 0
     assert state.epoch_payload_bytes > 0
 
 
-def training_that_is_killed(config: Any, run: Any, checkpoints: Path) -> Any:
+def training_that_is_killed(config: Any, run: Any, checkpoints: Any) -> Any:
     """The process of rank 1 is killed, as the kernel does where memory is short."""
     import os
     import signal
@@ -117,7 +118,7 @@ def test_what_memory_a_killed_rank_needs_is_said(
     assert line.endswith("or let `groundswell find-batch` find the largest that fits")
 
 
-def training_whose_executor_is_decommissioned(config: Any, run: Any, checkpoints: Path) -> Any:
+def training_whose_executor_is_decommissioned(config: Any, run: Any, checkpoints: Any) -> Any:
     """The executor of rank 1 receives SIGPWR, as from Spark's own `decommission-worker.sh` and Kubernetes."""
     import os
     import signal

@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from pipelines.archives.archive import read_sample
-from pipelines.archives.files import is_folder, is_plain_name, join
+from pipelines.archives.files import is_plain_name, join
 from pipelines.archives.table import open_archive
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from tests.pipelines.archives.files import check_bad_record, random_pixels, write_geotiff
 from tests.pipelines.dataset.files import upload
 
@@ -45,14 +45,14 @@ def test_missing_empty_and_odd_things(s3_folder: str) -> None:
     for kind, message in (("bigearthnet_v2", r"no BigEarthNet v2\.0 archive"), ("image_folder", "no such folder")):
         with pytest.raises(FileNotFoundError, match=message):
             open_archive(kind, root=s3_folder).index()
-    folder = Folder.at(s3_folder)
+    folder = Location.at(s3_folder)
     for name in ("a/1.png", "a/back\\slash.png", "b/2.png", "b/empty.png"):
         folder.write(name, b"")
     archive = open_archive("image_folder", root=s3_folder, image_size=8)
     assert [row["id"] for row in archive.index().rejected.to_pylist()] == ["a/back\\slash.png"]
     for path, message in (("a/1.png", "not a readable JPEG or PNG"), ("a/none.png", "missing file")):
         check_bad_record(archive, [path], message)
-    assert not is_folder(f"{s3_folder}/a/1.png")
+    assert not folder.is_folder("a/1.png")
 
 
 @pytest.mark.parametrize("root", ["/archive", "s3://bucket/archive"])

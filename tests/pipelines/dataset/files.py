@@ -13,16 +13,16 @@ from pyspark.sql import SparkSession
 from pipelines.archives.bigearthnet.v2 import BigEarthNetV2
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.dataset.prepare.writer import prepare_dataset
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from tests.patience import wait_until
 
 DATA = (".parquet", "dataset.json")
 """How the files end that are the same wherever a dataset was prepared from the same samples."""
 
 
-def content(dataset: str | Path | Folder, endings: str | tuple[str, ...] = "") -> dict[str, str]:
+def content(dataset: str | Path | Location, endings: str | tuple[str, ...] = "") -> dict[str, str]:
     """Digest of every file of a dataset, or of those whose names end so."""
-    folder = Folder.at(dataset)
+    folder = Location.at(dataset)
     names = sorted(name for name in folder.files() if name.endswith(endings))
     return {name: hashlib.sha256(folder.read(name)).hexdigest() for name in names}
 
@@ -31,7 +31,7 @@ def upload(root: Path, url: str) -> str:
     """Have the files of a folder behind a URL."""
     for path in sorted(root.rglob("*")):
         if path.is_file():
-            Folder.at(url).write(str(path.relative_to(root)), path.read_bytes())
+            Location.at(url).write(str(path.relative_to(root)), path.read_bytes())
     return url
 
 

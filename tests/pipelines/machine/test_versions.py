@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from pipelines.machine.versions import check_code, digest_of, imported_version, own_version, versions
 from pipelines.spark import tasks
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from tests.patience import patient
 
 ROOT = Path(__file__).parents[3]
@@ -96,7 +96,7 @@ def test_tasks_of_another_code_write_nothing(
     write = (tmp_path / "written").write_text
 
     def run() -> list[int]:
-        names = {"job": "prepare", "folder": Folder.at(tmp_path), "files": ["written"], "less_memory": "x"}
+        names = {"job": "prepare", "folder": Location.at(tmp_path), "files": ["written"], "less_memory": "x"}
         return tasks.run_tasks(spark, ["a"], write, **names)
 
     monkeypatch.setattr(tasks, "OWN_VERSION", "0.0.1 (code 000000000000)")

@@ -22,7 +22,7 @@ from pipelines.probing.extract import extract_features
 from pipelines.probing.features import FILE_NAME, Features, find_features, folder_of, identity_of
 from pipelines.scoring.predict.model import describe
 from pipelines.scoring.source import dataset_source
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from pipelines.storage.lock import hold
 from pipelines.tracking.store.served import find_model, read_model_file
 from pipelines.tracking.store.store import TrackingError
@@ -39,9 +39,9 @@ def extract(spark: SparkSession, logged: Any, small_dataset: Path) -> Callable[.
             patch.setenv("MLFLOW_TRACKING_URI", logged.store)
             served = find_model(logged.uri)
             file = file or read_model_file(served)
-        model, source = describe(served), dataset_source(Folder.at(dataset), ReaderSettings())
+        model, source = describe(served), dataset_source(Location.at(dataset), ReaderSettings())
         identity = identity_of(model, file, read_manifest(dataset))
-        folder = folder_of(Folder.at(output), identity)
+        folder = folder_of(Location.at(output), identity)
         # Batches of five: in most shards the last one has padding.
         return extract_features(spark, model, file, source, folder, identity, batch_size=5, threads=1, say=said.append)
 
@@ -93,7 +93,7 @@ def test_they_are_extracted_once_for_a_model_and_a_dataset(
 def test_two_do_not_extract_the_same_features_at_once(
     extract: Callable[..., Features], features: Features, tmp_path: Path
 ) -> None:
-    taken = Folder.at(tmp_path / features.folder.path.name)
+    taken = Location.at(tmp_path / features.folder.path.name)
     with hold(taken), pytest.raises(RuntimeError, match=f"another job is writing {taken}: wait for it, or stop it"):
         extract(tmp_path, [])
     assert not list(tmp_path.iterdir())
@@ -115,7 +115,7 @@ def test_features_that_are_not_whole_are_not_used(
         (folder / FILE_NAME).unlink()
     identity = json.loads((features.folder.path / FILE_NAME).read_text())["identity"]
     files, said = [each.file for each in features.files], list[str]()
-    assert find_features(Folder.at(folder), identity, files) is None
+    assert find_features(Location.at(folder), identity, files) is None
     again = extract(tmp_path, said)
     assert said == [f"extracting the features of {first.rows} of 56 samples into {folder}"]
     np.testing.assert_array_equal(again.array("train", "features"), features.array("train", "features"))

@@ -20,7 +20,7 @@ from pipelines.scoring import job
 from pipelines.scoring.output import write
 from pipelines.scoring.predict import predictor
 from pipelines.scoring.predict.model import ModelDescription, ModelInput
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def predictions_of() -> Callable[[Path | str], list[dict[str, Any]]]:
     """Reads all rows of a folder of predictions, in the order of its manifest, and asserts that it holds no more."""
 
     def read(output: Path | str) -> list[dict[str, Any]]:
-        folder = Folder.at(output)
+        folder = Location.at(output)
         manifest = json.loads(folder.read("predictions.json"))
         files = [part["file"] for part in manifest["parts"]]
         assert {*folder.files()} == {*files, "predictions.json", "_rejected.parquet"}

@@ -22,7 +22,7 @@ def on_connect(archive: str, folder: str, model: str, store: str) -> SimpleNames
     import groundswell
     from pipelines.scoring.predict.frames import predict_udf, score_frame
     from pipelines.spark.tasks import run_tasks
-    from pipelines.storage.folder import Folder
+    from pipelines.storage.folder import Location
 
     spark = SparkSession.builder.remote("local[2]").getOrCreate()
     dataset = f"{folder}/dataset"
@@ -47,7 +47,7 @@ def on_connect(archive: str, folder: str, model: str, store: str) -> SimpleNames
         lambda: groundswell.BarrierRunner(spark, 2),
         lambda: groundswell.HorovodRunner(np=2).run(print),
         lambda: run_tasks(
-            spark, [1, 0], lambda item: 1 // item, job="score", folder=Folder.at(folder), files=[], less_memory="x"
+            spark, [1, 0], lambda item: 1 // item, job="score", folder=Location.at(folder), files=[], less_memory="x"
         ),
     ):
         try:

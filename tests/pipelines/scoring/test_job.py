@@ -21,7 +21,7 @@ from pipelines.scoring.predict.model import ModelDescription, ModelInput
 from pipelines.scoring.source import archive_source
 from pipelines.spark import tasks
 from pipelines.spark.tasks import LostWorkerError
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from pipelines.storage.lock import hold
 
 pytestmark = pytest.mark.usefixtures("_without_spark")
@@ -57,7 +57,7 @@ def name_of(number: int) -> str:
 def score_archive(archive: Any, output: Path | str, say: Callable[[str], None] = print, **settings: Any) -> Scored:
     """Score an archive in parts of three samples."""
     source = archive_source(archive, samples_per_file=3)
-    return score(None, MODEL, b"", source, Folder.at(output), replace(SETTINGS, **settings), say=say)  # type: ignore[arg-type]
+    return score(None, MODEL, b"", source, Location.at(output), replace(SETTINGS, **settings), say=say)  # type: ignore[arg-type]
 
 
 def score_images(images: Path, output: Path, say: Callable[[str], None] = print, allowed: float = 0.0) -> Scored:
@@ -296,7 +296,7 @@ def test_an_output_is_held_by_every_link(images: Path, tmp_path: Path) -> None:
     for name in ("output", "elsewhere"):
         (tmp_path / name).mkdir()
     (tmp_path / "elsewhere" / "link").symlink_to(tmp_path / "output")
-    with hold(Folder.at(tmp_path / "output")), pytest.raises(RuntimeError, match="another job is writing"):
+    with hold(Location.at(tmp_path / "output")), pytest.raises(RuntimeError, match="another job is writing"):
         score_images(images, tmp_path / "elsewhere" / "link")
 
 
@@ -314,7 +314,7 @@ def test_output_and_input_may_not_contain_each_other(output: str, relation: str,
 
 def test_output_and_input_may_not_contain_each_other_behind_urls(images: Path, s3_folder: str) -> None:
     for number in (0, 6):
-        Folder.at(f"{s3_folder}/images").write(name_of(number), (images / name_of(number)).read_bytes())
+        Location.at(f"{s3_folder}/images").write(name_of(number), (images / name_of(number)).read_bytes())
     archive = ImageFolder(f"{s3_folder}/images", validation_fraction=0.0)
     with pytest.raises(ValueError, match=r"^--output s3a://.* is in --input s3://.*: choose another --output"):
         score_archive(archive, f"{s3_folder}/images/new".replace("s3://", "s3a://"))

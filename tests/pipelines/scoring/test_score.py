@@ -23,7 +23,7 @@ from pipelines.scoring.output.output import begin
 from pipelines.scoring.predict.model import ModelDescription, describe
 from pipelines.scoring.source import dataset_source
 from pipelines.spark.tasks import run_until_done
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from pipelines.tracking.store.served import find_model
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(280), pytest.mark.usefixtures("_use_store")]
@@ -135,7 +135,7 @@ def test_predictions_become_a_delta_table(
     score(copied)  # it stays a table without saying so again
     assert table_rows().keys() == wanted.keys()
 
-    begin(Folder.at(copied), json.loads((copied / "predictions.json").read_text())["identity"])
+    begin(Location.at(copied), json.loads((copied / "predictions.json").read_text())["identity"])
     (copied / "predictions.json").unlink()  # as where a job ends between the log and it
 
     def write(*arguments: Any, **settings: Any) -> Any:
@@ -329,21 +329,21 @@ def test_another_model_is_refused(
     scored: Path,
     small_dataset: Path,
 ) -> None:
-    source = dataset_source(Folder.at(small_dataset), ReaderSettings())
+    source = dataset_source(Location.at(small_dataset), ReaderSettings())
     with pytest.raises(ValueError, match=message):
-        check_score(change(model), source, Folder.at(scored), SETTINGS)
+        check_score(change(model), source, Location.at(scored), SETTINGS)
 
 
 def test_an_archive_whose_index_has_too_many_bad_samples_is_refused_before_spark_starts(
     model: ModelDescription, small_dataset: Path, tmp_path: Path
 ) -> None:
     bad = {"id": "S2A_1", "file": "S2A_1", "reason": "missing file", "detail": ""}
-    source = replace(dataset_source(Folder.at(small_dataset), ReaderSettings()), rejected=(bad,))
+    source = replace(dataset_source(Location.at(small_dataset), ReaderSettings()), rejected=(bad,))
     message = r"1 of \d+ samples are bad \(missing file 1\), .*the first: S2A_1: missing file"
     with pytest.raises(ValueError, match=message):
-        check_score(model, source, Folder.at(tmp_path / "output"), SETTINGS)
+        check_score(model, source, Location.at(tmp_path / "output"), SETTINGS)
     assert not (tmp_path / "output").exists()
-    check_score(model, source, Folder.at(tmp_path / "output"), replace(SETTINGS, max_rejected_fraction=0.1))
+    check_score(model, source, Location.at(tmp_path / "output"), replace(SETTINGS, max_rejected_fraction=0.1))
 
 
 @pytest.mark.parametrize(

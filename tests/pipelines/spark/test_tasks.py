@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipelines.spark import tasks
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 SPARK: Any = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=SimpleNamespace(proc=None)))
 
@@ -27,7 +27,7 @@ SPARK: Any = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=SimpleNamespa
     ],
 )
 def test_a_full_disk_is_told_as_one(folder: str, error: Exception, message: str) -> None:
-    place = Folder.at(folder)
+    place = Location.at(folder)
     found = tasks._explained(error, SPARK, place, ["a"], "", "finished shards are kept")
     assert "finished shards are kept" in str(found)
     with pytest.raises(RuntimeError, match=message):

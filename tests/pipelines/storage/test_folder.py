@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from pipelines.storage import folder as storage
-from pipelines.storage.folder import Folder, StorageError
+from pipelines.storage.folder import Location, StorageError
 from tests.patience import patient
 
 
 @pytest.fixture(params=["local", "s3"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
     if request.param == "local":
-        return Folder.at(tmp_path / "folder")
-    return Folder.at(request.getfixturevalue("s3_folder"))
+        return Location.at(tmp_path / "folder")
+    return Location.at(request.getfixturevalue("s3_folder"))
 
 
-def test_files_of_a_folder(folder: Folder) -> None:
+def test_files_of_a_folder(folder: Location) -> None:
     assert (folder.names(), folder.exists()) == ([], False)
     folder.make("sub")
     folder.write("a b#é.txt", b"0123456789")
@@ -46,7 +46,7 @@ def test_files_of_a_folder(folder: Folder) -> None:
 def test_names_are_no_patterns(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     places = {"local": str(tmp_path), "memory": f"memory://{tmp_path.name}"}
     parent = places.get(kind) or request.getfixturevalue("s3_folder")
-    mine, other = Folder.at(f"{parent}/lr=[1]"), Folder.at(f"{parent}/lr=1")
+    mine, other = Location.at(f"{parent}/lr=[1]"), Location.at(f"{parent}/lr=1")
     for folder in (mine, other):
         folder.make("sub")
         for name in ("a.json", "b[1].json", "b1.json", "sub/c"):
@@ -61,13 +61,13 @@ def test_names_are_no_patterns(kind: str, request: pytest.FixtureRequest, tmp_pa
     assert set(other.files()) == {"a.json", "b1.json", "sub/c"}
 
 
-def test_what_is_missing_is_not_found(folder: Folder) -> None:
+def test_what_is_missing_is_not_found(folder: Location) -> None:
     for read in (folder.read, lambda name: folder.read_start(name, 4), lambda name: folder.open(name).read()):
         with pytest.raises(FileNotFoundError):
             read("missing")
 
 
-def test_a_file_is_whole_or_not_there(folder: Folder) -> None:
+def test_a_file_is_whole_or_not_there(folder: Location) -> None:
     folder.make()
     folder.write("file", b"old")
 
@@ -80,7 +80,7 @@ def test_a_file_is_whole_or_not_there(folder: Folder) -> None:
     assert folder.read("file") == b"new"
 
 
-def test_a_folder_travels(folder: Folder) -> None:
+def test_a_folder_travels(folder: Location) -> None:
     folder.make()
     folder.write("file", b"x")
     assert pickle.loads(pickle.dumps(folder)).read("file") == b"x"
@@ -88,29 +88,29 @@ def test_a_folder_travels(folder: Folder) -> None:
 
 def test_folders_beside_and_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert Folder.at("data/x").url == f"{tmp_path}/data/x"
-    assert Folder.at(Folder.at("x")) == Folder.at("x")
-    assert (Folder.at("x") / "y").sibling("z").name == "z"
-    folder = Folder.at("s3://bucket/folder/")
+    assert Location.at("data/x").url == f"{tmp_path}/data/x"
+    assert Location.at(Location.at("x")) == Location.at("x")
+    assert (Location.at("x") / "y").sibling("z").name == "z"
+    folder = Location.at("s3://bucket/folder/")
     assert (folder.url, folder.name, folder.is_local) == ("s3://bucket/folder", "folder", False)
 
 
 def test_hdfs_without_its_library_is_one_error_with_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
-    for use in (Folder.check, Folder.names, lambda folder: folder.read("x"), lambda folder: folder.make("x")):
+    for use in (Location.check, Location.names, lambda folder: folder.read("x"), lambda folder: folder.make("x")):
         with pytest.raises(StorageError, match=r"hdfs://namenode:8020/x: OSError: .*set JAVA_HOME, HADOOP_HOME and"):
-            use(Folder.at("hdfs://namenode:8020/x"))
+            use(Location.at("hdfs://namenode:8020/x"))
 
 
 def test_a_missing_bucket_is_named(s3: str) -> None:
     with pytest.raises(StorageError, match="there is no s3://nobucket"):
-        Folder.at("s3://nobucket/x").check()
-    Folder.at(f"{s3}/not-there-yet").check()
+        Location.at("s3://nobucket/x").check()
+    Location.at(f"{s3}/not-there-yet").check()
 
 
 def test_s3a_is_the_same_store(s3_folder: str) -> None:
-    Folder.at(s3_folder).write("x", b"1")
-    assert Folder.at(s3_folder.replace("s3://", "s3a://")).names() == ["x"]
+    Location.at(s3_folder).write("x", b"1")
+    assert Location.at(s3_folder.replace("s3://", "s3a://")).names() == ["x"]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_s3a_is_the_same_store(s3_folder: str) -> None:
 )
 def test_a_store_that_cannot_be_used_is_one_error(s3: str, environment: dict[str, str], message: str) -> None:
     # In a process of its own: connections are kept per process.
-    code = f"from pipelines.storage.folder import Folder\nFolder.at('{s3}/x').check()"
+    code = f"from pipelines.storage.folder import Location\nLocation.at('{s3}/x').check()"
     values = {**os.environ, "AWS_EC2_METADATA_DISABLED": "true", **environment}
     given = {name: value for name, value in values.items() if value}
     result = subprocess.run(
@@ -135,4 +135,4 @@ def test_a_store_that_cannot_be_used_is_one_error(s3: str, environment: dict[str
 def test_silence_ends_after_some_seconds(s3_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "SECONDS_FOR_AN_ANSWER", 0.0)
     with pytest.raises(StorageError, match=r"no answer within 0 s.*AWS_ENDPOINT_URL"):
-        Folder.at(s3_folder).check()
+        Location.at(s3_folder).check()

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.storage.folder import Folder, StorageError
+from pipelines.storage.folder import Location, StorageError
 from pipelines.storage.lease import check_held, lease
 from pipelines.storage.lock import hold
 from tests.patience import wait_until
 
 
 def test_only_one_holds_a_dataset_and_nothing_is_left(tmp_path: Path) -> None:
-    dataset = Folder.at(tmp_path / "dataset")
+    dataset = Location.at(tmp_path / "dataset")
     with hold(dataset), pytest.raises(RuntimeError, match="another job is writing"), hold(dataset):
         pass
     assert list(tmp_path.iterdir()) == []
@@ -33,10 +33,10 @@ def test_a_lock_whose_file_is_gone_is_no_lock(tmp_path: Path, monkeypatch: pytes
         real(file, how)  # type: ignore[arg-type]
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(RuntimeError, match="another job is writing"), hold(Folder.at(tmp_path / "dataset")):
+    with pytest.raises(RuntimeError, match="another job is writing"), hold(Location.at(tmp_path / "dataset")):
         pass
     taken[0].close()
-    with hold(Folder.at(tmp_path / "dataset")):
+    with hold(Location.at(tmp_path / "dataset")):
         assert path.exists()
 
 
@@ -50,7 +50,7 @@ def fail_to_lock(monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
 def test_a_file_system_without_locks_uses_a_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     fail_to_lock(monkeypatch, OSError(number, "no locks"))
-    dataset = Folder.at(tmp_path / "dataset")
+    dataset = Location.at(tmp_path / "dataset")
     with hold(dataset) as still_held:
         still_held()
         with pytest.raises(RuntimeError, match=r"another job is writing .* \(process"), hold(dataset):
@@ -66,19 +66,19 @@ def test_a_file_system_without_locks_uses_a_lease(tmp_path: Path, monkeypatch: p
 
 def test_another_error_of_the_lock_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fail_to_lock(monkeypatch, OSError(errno.EIO, "a broken disk"))
-    with pytest.raises(OSError, match="a broken disk"), hold(Folder.at(tmp_path / "dataset")):
+    with pytest.raises(OSError, match="a broken disk"), hold(Location.at(tmp_path / "dataset")):
         pass
 
 
 def test_a_lease_that_cannot_be_removed_hides_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def away(folder: Folder, name: str) -> None:
+    def away(folder: Location, name: str) -> None:
         raise StorageError("the storage is away")
 
     def train() -> None:
-        with lease(Folder.at(tmp_path), "leases"):
-            monkeypatch.setattr(Folder, "remove", away)
+        with lease(Location.at(tmp_path), "leases"):
+            monkeypatch.setattr(Location, "remove", away)
             raise ValueError("the training failed")
 
     (tmp_path / "leases").mkdir()
@@ -90,7 +90,7 @@ def test_a_lease_that_cannot_be_removed_hides_no_error(
 def test_a_folder_is_the_same_one_by_every_link(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "link").symlink_to(tmp_path / "dataset")
-    link, dataset = Folder.at(tmp_path / "elsewhere" / "link"), Folder.at(tmp_path / "dataset")
+    link, dataset = Location.at(tmp_path / "elsewhere" / "link"), Location.at(tmp_path / "dataset")
     for first, second in ((dataset, link), (link, dataset)):
         with hold(first), pytest.raises(RuntimeError, match="another job is writing"), hold(second):
             pass
@@ -109,18 +109,18 @@ def test_a_lease_is_kept_where_files_seem_not_to_exist(
     tmp_path: Path, leases: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`os.path.exists` is false where a disk has an error or does not answer."""
-    monkeypatch.setattr(Folder, "exists", lambda folder, name="": False)
-    with lease(Folder.at(leases.parent), leases.name) as name:
+    monkeypatch.setattr(Location, "exists", lambda folder, name="": False)
+    with lease(Location.at(leases.parent), leases.name) as name:
         written = (tmp_path / name).stat().st_ino
         wait_until(lambda: (tmp_path / name).stat().st_ino != written)
-        check_held(Folder.at(tmp_path), "leases")
+        check_held(Location.at(tmp_path), "leases")
     assert not list((tmp_path / "leases").iterdir()), "it was removed at the end"
 
 
 def test_a_lease_that_another_one_replaces_is_not_kept(tmp_path: Path, leases: Path) -> None:
-    with lease(Folder.at(leases.parent), leases.name) as name:
+    with lease(Location.at(leases.parent), leases.name) as name:
         taker = {"host": "far", "pid": 1, "machine": "other", "replaces": [Path(name).name]}
         (tmp_path / "leases" / "lease-x.json").write_text(json.dumps(taker))
         wait_until(lambda: not any(thread.name == "groundswell-lease" for thread in threading.enumerate()))
         with pytest.raises(RuntimeError, match="another job took over"):
-            check_held(Folder.at(tmp_path), "leases")
+            check_held(Location.at(tmp_path), "leases")

@@ -11,6 +11,7 @@ from mlflow import MlflowClient
 from conf.load import resolve
 from models.losses import classification_loss
 from pipelines.dataset.format.manifest import BandStatistics, Manifest
+from pipelines.storage.folder import Location
 from pipelines.training.checkpoint.checkpoints import Checkpoints
 from pipelines.training.checkpoint.state import TrainingState
 from pipelines.training.modes.synchronous import Synchronous
@@ -97,7 +98,7 @@ class Training:
         self.variables = [*self.model.variables, *self.optimizer.variables]
         self.variables += self.average.variables if ema else []
         initial = TrainingState(0, 0, 0, 8, "run", "data", [])
-        self.checkpoints = Checkpoints(folder, initial, self.variables, exchange, one_rank)
+        self.checkpoints = Checkpoints(Location.at(folder), initial, self.variables, exchange, one_rank)
 
     def step(self, images: dict[str, np.ndarray], targets: np.ndarray, number: int = 0) -> float:
         """Take a step with images that are turned by so many rows; its loss."""

@@ -28,7 +28,7 @@ from pipelines.dataset.prepare.identity import Identity, describe
 from pipelines.dataset.prepare.writer import prepare_dataset
 from pipelines.dataset.read.reader import SplitReader
 from pipelines.sample import ImageGroup
-from pipelines.storage.folder import Folder, StorageError
+from pipelines.storage.folder import Location, StorageError
 from tests.pipelines.archives.files import check_bad_record, check_refused, fill, reasons
 
 
@@ -117,7 +117,7 @@ def test_files_that_would_not_be_read_are_refused(tmp_path: Path) -> None:
 def test_tables_with_a_log_are_refused(
     tmp_path: Path, scheme: str, inside: str, kind: str, data: str, log: str
 ) -> None:
-    table = Folder.at(f"{scheme}{tmp_path}/archive{inside}")
+    table = Location.at(f"{scheme}{tmp_path}/archive{inside}")
     for name in (data, log):
         table.make(str(Path(name).parent))
         table.write(name, b"")

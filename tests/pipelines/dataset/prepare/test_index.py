@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, ArchiveIndex, index_table
 from pipelines.dataset.prepare.index import compare, index_digest, keep_known, read_index, write_index
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 
 def samples(**rows: tuple[str, list[int]]) -> pa.Table:
@@ -47,8 +47,8 @@ def values_under_nulls() -> pa.Table:
 
 
 def test_the_digest_is_not_of_what_lies_under_nulls(values_under_nulls: pa.Table, tmp_path: Path) -> None:
-    write_index(values_under_nulls, Folder.at(tmp_path))
-    kept = read_index(Folder.at(tmp_path))
+    write_index(values_under_nulls, Location.at(tmp_path))
+    kept = read_index(Location.at(tmp_path))
     assert kept is not None
     assert kept.equals(values_under_nulls)
     assert index_digest(values_under_nulls) == index_digest(kept) == index_digest(index_table(COLUMNS))
@@ -73,7 +73,7 @@ def test_what_is_known_of_files_that_are_gone_is_kept() -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"no Parquet"])
 def test_a_damaged_index_is_lost(tmp_path: Path, damage: bytes) -> None:
-    folder = Folder.at(tmp_path)
+    folder = Location.at(tmp_path)
     assert read_index(folder) is None
     write_index(BEFORE, folder)
     folder.write("_index.parquet", damage)

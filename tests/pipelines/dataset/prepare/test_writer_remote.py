@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pipelines.archives.synthetic.files import generate_bigearthnet_v2
 from pipelines.dataset.format.manifest import read_manifest
 from pipelines.storage import lease
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from tests.pipelines.dataset.files import DATA, content, kill_preparation, prepare, upload
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -27,7 +27,7 @@ def remote_dataset(spark: SparkSession, s3: str, small_archive: Path) -> str:
 def test_a_remote_dataset_is_the_local_one(remote_dataset: str, small_dataset: Path) -> None:
     assert content(remote_dataset, DATA) == content(small_dataset, DATA)
     assert read_manifest(remote_dataset) == read_manifest(small_dataset)
-    folder = Folder.at(remote_dataset)
+    folder = Location.at(remote_dataset)
     files = ["_index.parquet", "_notes.json.gz", "_rejected.parquet", "dataset.json", "report.html"]
     assert folder.names() == [*files, "test", "train", "validation"]
     assert b"data:image/png" in folder.read("report.html")
@@ -36,12 +36,12 @@ def test_a_remote_dataset_is_the_local_one(remote_dataset: str, small_dataset: P
 def test_a_finished_dataset_on_the_store_is_left_alone_and_another_is_refused(
     spark: SparkSession, remote_dataset: str, small_archive: Path, small_dataset: Path
 ) -> None:
-    written, lines = Folder.at(remote_dataset).modified("dataset.json"), list[str]()
+    written, lines = Location.at(remote_dataset).modified("dataset.json"), list[str]()
     prepare(spark, small_archive, remote_dataset, say=lines.append)
     assert lines == [f"{remote_dataset} is finished already; left as it is"]
     with pytest.raises(ValueError, match=r"seed 3 there, 4 asked for.*prepare\.overwrite=true"):
         prepare(spark, small_archive, remote_dataset, seed=4)
-    assert Folder.at(remote_dataset).modified("dataset.json") == written
+    assert Location.at(remote_dataset).modified("dataset.json") == written
     assert content(remote_dataset, DATA) == content(small_dataset, DATA)
 
 
@@ -66,7 +66,7 @@ def test_a_remote_archive_gives_the_same_rows_and_its_bad_records_move_the_other
 def test_a_killed_driver_loses_nothing(
     spark: SparkSession, small_archive: Path, small_dataset: Path, s3_folder: str
 ) -> None:
-    folder = Folder.at(s3_folder)
+    folder = Location.at(s3_folder)
     kill_preparation(
         small_archive,
         s3_folder,
@@ -86,7 +86,7 @@ def test_a_killed_driver_loses_nothing(
 def test_a_second_job_is_refused_while_the_first_lives(
     spark: SparkSession, small_archive: Path, s3_folder: str
 ) -> None:
-    folder = Folder.at(s3_folder)
+    folder = Location.at(s3_folder)
     with lease.lease(folder, "_progress"):
         with pytest.raises(RuntimeError, match=rf"another job is writing.*process {os.getpid()} on"):
             prepare(spark, small_archive, s3_folder)
@@ -94,14 +94,14 @@ def test_a_second_job_is_refused_while_the_first_lives(
 
 
 def test_a_lease_of_elsewhere_is_dead_when_it_is_old(s3_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = Folder.at(s3_folder)
+    folder = Location.at(s3_folder)
     folder.write("_progress/lease-x.json", json.dumps({"host": "far", "pid": 1, "machine": "other"}).encode())
     with pytest.raises(RuntimeError, match="process 1 on far"), lease.lease(folder, "_progress"):
         pass
-    modified = Folder.modified
+    modified = Location.modified
     old = datetime.now(UTC) - timedelta(seconds=lease.DEAD_SECONDS + 5)
     monkeypatch.setattr(
-        Folder, "modified", lambda self, name: old if name.endswith("-x.json") else modified(self, name)
+        Location, "modified", lambda self, name: old if name.endswith("-x.json") else modified(self, name)
     )
     with lease.lease(folder, "_progress") as held:
         assert folder.names("_progress") == [held.rpartition("/")[2]]

@@ -36,7 +36,7 @@ from pipelines.sample import ImageGroup
 from pipelines.spark import tasks as spark_tasks
 from pipelines.spark.tasks import LostWorkerError
 from pipelines.storage import lease
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from tests.pipelines.dataset.files import content
 
 GROUP = ImageGroup("pixels", (256, 32, 3), "float32", ("red", "green", "blue"))  # ten rows per MiB
@@ -124,7 +124,7 @@ class Tasks:
 
 @contextmanager
 def tasks_in_this_process() -> Iterator[Tasks]:
-    def page(dataset: Folder, manifest: Manifest, *_: object) -> None:
+    def page(dataset: Location, manifest: Manifest, *_: object) -> None:
         dataset.write("report.html", manifest.fingerprint.encode())
 
     run = Tasks()
@@ -185,8 +185,8 @@ class World:
         return self.shards == [] and self.said("is finished already; left as it is")
 
 
-def ids(dataset: str | Path | Folder) -> list[str]:
-    folder = Folder.at(dataset)
+def ids(dataset: str | Path | Location) -> list[str]:
+    folder = Location.at(dataset)
     names = [name for name in folder.files() if Path(name).name.startswith("part-")]
     return sorted(
         sample for name in names for sample in pq.read_table(pa.BufferReader(folder.read(name)))["id"].to_pylist()
@@ -250,7 +250,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A folder behind a URL, without the requests of an object store; who held it before has ended."""
     monkeypatch.setattr(lease, "DEAD_SECONDS", -1.0)  # the killed process is this one
-    folder = Folder.at(f"memory://{tmp_path.name}")
+    folder = Location.at(f"memory://{tmp_path.name}")
     yield folder.url
     folder.remove()
 
@@ -267,7 +267,7 @@ class Kill:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left, self.after = -1, False
         for owner, names in (
-            (Folder, ("write", "remove", "make")),
+            (Location, ("write", "remove", "make")),
             (writer, ("write_index", "write_petastorm_metadata", "link_shard", "write_note")),
             (staging, ("swap_folders",)),
             (spark_tasks, ("run_tasks",)),
@@ -377,7 +377,7 @@ def test_killed_after_any_step_behind_a_url(
 ) -> None:
     monkeypatch.setattr(lease, "DEAD_SECONDS", -1.0)  # the killed process is this one
     place(world, storage, request)
-    folder = Folder.at(world.dataset)
+    folder = Location.at(world.dataset)
     world.prepare(seed=9 if scene == "overwrite" else 3)
     if scene == "repair":
         folder.remove("train/part-00001.parquet")
@@ -402,22 +402,22 @@ def test_overwriting_behind_a_url_takes_the_manifest_away_first(
     world.dataset = url
     world.prepare()
     removed: list[str] = []
-    remove = Folder.remove
-    monkeypatch.setattr(Folder, "remove", lambda self, name="": (removed.append(name), remove(self, name))[1])
+    remove = Location.remove
+    monkeypatch.setattr(Location, "remove", lambda self, name="": (removed.append(name), remove(self, name))[1])
     monkeypatch.setattr(writer, "finish", die)
     killed(world, overwrite=True)
     assert removed[0] == "dataset.json"
-    assert not Folder.at(url).exists("dataset.json")
+    assert not Location.at(url).exists("dataset.json")
 
 
 @pytest.mark.parametrize("dataset", ["", "/archive", "/archive/dataset"])
 def test_archive_and_dataset_may_not_contain_each_other_behind_urls(s3_folder: str, dataset: str) -> None:
-    folder = Folder.at(f"{s3_folder}/archive")
+    folder = Location.at(f"{s3_folder}/archive")
     folder.write("list.json", b"{}")
     with pytest.raises(ValueError, match=r"dataset\.path .* the archive"):
         prepare_dataset(None, Numbers(str(folder)), f"{s3_folder}{dataset}", overwrite=True)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"dataset\.path .* the archive"):
-        check_apart(str(folder).replace("s3://", "s3a://"), Folder.at(f"{s3_folder}{dataset}"))
+        check_apart(str(folder).replace("s3://", "s3a://"), Location.at(f"{s3_folder}{dataset}"))
     assert folder.names() == ["list.json"]
 
 
@@ -565,7 +565,7 @@ def test_a_repair_that_is_killed_after_any_step_loses_no_row_of_samples_that_are
     find(world, "s001")
     shutil.rmtree(world.dataset)
     place(world, storage, request)
-    folder = Folder.at(world.dataset)
+    folder = Location.at(world.dataset)
 
     def ground() -> None:
         folder.remove()
@@ -659,7 +659,7 @@ def test_a_run_that_dies_between_its_mark_and_its_index_writes_the_index_later(
     with monkeypatch.context() as patch:
         patch.setattr(writer, "write_index", die)
         killed(world)
-    manifest, kept = world.prepare(), read_index(Folder.at(world.dataset))
+    manifest, kept = world.prepare(), read_index(Location.at(world.dataset))
     assert kept is not None
     assert index_digest(kept) == manifest.source_fingerprint
 
@@ -676,7 +676,7 @@ def test_a_shard_that_is_lost_is_written_again_whatever_its_note_says(
     monkeypatch.setattr(spark_tasks, "is_local_mode", lambda spark: True)
     place(world, storage, request)
     interrupted(world, 4)
-    staging.staging_of(Folder.at(world.dataset)).remove("test/part-00001.parquet")
+    staging.staging_of(Location.at(world.dataset)).remove("test/part-00001.parquet")
     died: list[str] = []
 
     def die_once(file: str) -> None:
@@ -789,9 +789,9 @@ def test_a_repair_that_was_interrupted_is_no_part_of_a_replacement(
     """Its shards are those of the dataset that is to be replaced."""
     place(world, storage, request)
     world.prepare()
-    Folder.at(world.dataset).remove("test/part-00001.parquet")
+    Location.at(world.dataset).remove("test/part-00001.parquet")
     interrupted(world, 0)
-    unfinished = staging.staging_of(Folder.at(world.dataset))
+    unfinished = staging.staging_of(Location.at(world.dataset))
     assert len(ids(unfinished)) == 50
     check_begun_again(world)
 
@@ -867,7 +867,7 @@ def test_what_is_lost_is_made_again_and_nothing_else(
 DAMAGED = "train/part-00001.parquet"
 
 
-def flip_a_bit(dataset: Folder) -> tuple[str, str]:
+def flip_a_bit(dataset: Location) -> tuple[str, str]:
     """Damage a row in the middle of a shard; its sample, and another one of the shard."""
     data = bytearray(dataset.read(DAMAGED))
     data[len(data) // 2] ^= 1
@@ -879,7 +879,7 @@ def flip_a_bit(dataset: Folder) -> tuple[str, str]:
 
 def test_damaged_rows_are_found_when_asked_for(world: World, undisturbed: dict[str, str]) -> None:
     world.prepare()
-    flip_a_bit(Folder.at(world.dataset))
+    flip_a_bit(Location.at(world.dataset))
     assert world.is_finished()
     assert world.prepared(verify=True) == undisturbed
     assert world.said(f"{DAMAGED} has 1 damaged rows of 10")
@@ -898,7 +898,7 @@ def test_a_damaged_shard_is_not_replaced_at_the_cost_of_good_rows(
 ) -> None:
     place(world, storage, request)
     world.prepare()
-    damaged, good = flip_a_bit(Folder.at(world.dataset))
+    damaged, good = flip_a_bit(Location.at(world.dataset))
     lose(world, good)
     message = rf"1 damaged shards .*, the first is {DAMAGED}: 1 good rows would be lost, .* such as {good}"
     for _ in range(2):
@@ -910,7 +910,7 @@ def test_a_damaged_shard_is_not_replaced_at_the_cost_of_good_rows(
 
 def test_a_damaged_row_whose_sample_is_gone_does_not_keep_its_shard_damaged(world: World) -> None:
     world.prepare()
-    damage(world, flip_a_bit(Folder.at(world.dataset))[0])
+    damage(world, flip_a_bit(Location.at(world.dataset))[0])
     world.prepare(verify=True)
     assert (world.shards, len(ids(world.dataset))) == ([DAMAGED], 59)
     assert world.is_finished(verify=True)
@@ -982,7 +982,7 @@ def test_a_foreign_file_stops_what_would_remove_it(
 ) -> None:
     place(world, storage, request)
     world.prepare()
-    folder = Folder.at(world.dataset)
+    folder = Location.at(world.dataset)
     folder.make(str(Path(name).parent))
     folder.write(name, b"precious")
     before = content(folder)
@@ -1012,7 +1012,7 @@ def test_a_folder_of_somebody_else_is_refused(
     world: World, request: pytest.FixtureRequest, storage: str, overwrite: bool
 ) -> None:
     place(world, storage, request)
-    folder = Folder.at(world.dataset)
+    folder = Location.at(world.dataset)
     folder.make()
     folder.write("thesis.txt", b"x")
     refused(world, "exists and is not a dataset", overwrite=overwrite)
@@ -1072,7 +1072,7 @@ def test_a_job_whose_place_another_one_took_leaves_the_others_files(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def lost(dataset: Folder) -> Iterator[Callable[[], None]]:
+    def lost(dataset: Location) -> Iterator[Callable[[], None]]:
         def still_held() -> None:
             raise RuntimeError("another job took over")
 
@@ -1084,7 +1084,7 @@ def test_a_job_whose_place_another_one_took_leaves_the_others_files(
     damage(world, "s001")
     with pytest.raises(RuntimeError, match="another job took over"):
         world.prepare()
-    names = set(Folder.at(world.incomplete).files())
+    names = set(Location.at(world.incomplete).files())
     assert sum("part-" in name and name.endswith(".parquet") for name in names) == 6
     assert not names & {"_rejected.parquet", "dataset.json"}
     assert removed == []

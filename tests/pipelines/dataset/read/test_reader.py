@@ -29,7 +29,7 @@ from pipelines.dataset.read.reader import (
     evaluation_batches,
     training_batches,
 )
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from tests.patience import patient
 from tests.pipelines.dataset.files import flip_bit, upload
 
@@ -516,7 +516,7 @@ def test_a_dataset_on_an_object_store_is_read_through_the_cache(
     assert len(list(settings.cache_folder.glob("*.parquet"))) == len(reader.group_rows)
     # What is in the cache needs no store any more; what is not is missed with its name.
     shard = remote.manifest.splits["train"].shards[0].file
-    Folder.at(s3_folder).remove(shard)
+    Location.at(s3_folder).remove(shard)
     assert key(remote.gather(np.arange(32))) == key(reader.gather(np.arange(32)))
     with pytest.raises(FileNotFoundError, match=rf"{s3_folder}/{shard} is missing"):
         SplitReader(s3_folder, "train", settings)
@@ -527,6 +527,6 @@ def test_a_shard_that_goes_missing_on_the_store_is_named(
 ) -> None:
     remote = SplitReader(upload(small_dataset, s3_folder), "train", settings)
     shard = remote.manifest.splits["train"].shards[0].file
-    Folder.at(s3_folder).remove(shard)
+    Location.at(s3_folder).remove(shard)
     with pytest.raises(ValueError, match=rf"{s3_folder}/{shard}, row group \d cannot be read"):
         list(training_batches(remote, seed=0, epoch=0, global_batch_size=8))

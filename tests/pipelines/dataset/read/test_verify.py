@@ -12,7 +12,7 @@ import pytest
 from pipelines.dataset.format.manifest import Shard, read_manifest
 from pipelines.dataset.format.rows import fixed_fields
 from pipelines.dataset.read.verify import CheckProgress, DatasetCheck, check_shard, verify_dataset
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from tests.pipelines.dataset.files import flip_bit
 
 pytestmark = pytest.mark.spark
@@ -133,12 +133,12 @@ def test_repeated_ids_and_other_class_counts_are_problems(copied: Path, edit_man
 
 
 def test_a_file_that_may_not_be_read_is_no_damage(small_dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Folder, name: str) -> None:
+    def refuse(self: Location, name: str) -> None:
         raise PermissionError(13, "Permission denied", name)
 
-    monkeypatch.setattr(Folder, "open", refuse)
+    monkeypatch.setattr(Location, "open", refuse)
     with pytest.raises(PermissionError):
-        check_shard(Folder.at(small_dataset), read_manifest(small_dataset).splits["train"].shards[0], {})
+        check_shard(Location.at(small_dataset), read_manifest(small_dataset).splits["train"].shards[0], {})
 
 
 def test_an_empty_split_is_whole(copied: Path, edit_manifest: EditManifest) -> None:
@@ -151,9 +151,9 @@ def test_a_check_of_one_shard_gives_what_is_in_it(small_dataset: Path) -> None:
     manifest = read_manifest(small_dataset)
     split = manifest.splits["validation"]
     fields = fixed_fields(manifest.groups, len(manifest.class_names))
-    checks = [check_shard(Folder.at(small_dataset), shard, fields) for shard in split.shards]
+    checks = [check_shard(Location.at(small_dataset), shard, fields) for shard in split.shards]
     assert [check.damage for check in checks] == [None] * len(checks)
     assert np.sum([check.class_counts for check in checks], axis=0).tolist() == list(split.class_counts)
     assert sum(len(check.ids) for check in checks) == 12
     other = Shard(**(split.shards[0].model_dump() | {"row_groups": (1,)}))
-    assert "has row groups of" in str(check_shard(Folder.at(small_dataset), other, fields).damage)
+    assert "has row groups of" in str(check_shard(Location.at(small_dataset), other, fields).damage)

@@ -28,7 +28,7 @@ from pipelines.scoring.output.ground import (
     write_map,
 )
 from pipelines.scoring.output.write import PREDICTION_SCHEMA
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 NAMES = ("Arable land", "Pastures", "Inland waters")
 GROUPS = (
@@ -181,7 +181,7 @@ def test_a_map_in_a_folder_of_predictions_is_refused(place: str, tmp_path: Path)
     (tmp_path / "output").mkdir()
     (tmp_path / "link").symlink_to("output")
     (tmp_path / "x").mkdir()
-    folders = {"--input": Folder.at(tmp_path / "input"), "--output": Folder.at(tmp_path / "output")}
+    folders = {"--input": Location.at(tmp_path / "input"), "--output": Location.at(tmp_path / "output")}
     with pytest.raises(ValueError, match=r"^--map .* is in --output .*/output: choose a file outside of that folder$"):
         check_map(tmp_path / place, folders)
     check_map(tmp_path / "output.tif", folders)
@@ -223,7 +223,7 @@ def test_a_map_replaces_no_other_file(name: str, foreign: str, systems: int, tmp
 
 
 def test_predictions_without_a_place_make_no_map(tmp_path: Path) -> None:
-    found, folder = ground([32633], [600000.0], [5300040.0], [1]).table, Folder.at(tmp_path)
+    found, folder = ground([32633], [600000.0], [5300040.0], [1]).table, Location.at(tmp_path)
     nowhere = found.set_column(3, PREDICTION_SCHEMA.field("epsg"), pa.nulls(1, pa.int32()))
     pq.write_table(nowhere, tmp_path / "part.parquet")
     (tmp_path / "predictions.json").write_text(json.dumps({"parts": [{"file": "part.parquet"}], "class_names": NAMES}))

@@ -23,7 +23,7 @@ from pipelines.dataset.read.reader import ReaderSettings, SplitReader
 from pipelines.scoring.job import Scored, ScoreSettings, score
 from pipelines.scoring.predict.model import ModelDescription
 from pipelines.scoring.source import Source, dataset_source
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from pipelines.storage.lease import LEASE_PREFIX
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
@@ -39,21 +39,21 @@ class Ending:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = -1
-        new_file, remove = Folder.new_file, Folder.remove
+        new_file, remove = Location.new_file, Location.remove
 
         @contextmanager
-        def ending_file(folder: Folder, name: str, **settings: Any) -> Iterator[Path]:
+        def ending_file(folder: Location, name: str, **settings: Any) -> Iterator[Path]:
             self._step(name)
             with new_file(folder, name, **settings) as path:
                 yield path
                 self._step(name)
 
-        def ending_remove(folder: Folder, name: str = "") -> None:
+        def ending_remove(folder: Location, name: str = "") -> None:
             self._step(name)
             remove(folder, name)
 
-        monkeypatch.setattr(Folder, "new_file", ending_file)
-        monkeypatch.setattr(Folder, "remove", ending_remove)
+        monkeypatch.setattr(Location, "new_file", ending_file)
+        monkeypatch.setattr(Location, "remove", ending_remove)
 
     def _step(self, name: str) -> None:
         if LEASE_PREFIX not in name:  # a job that is killed leaves its lease for a while, which other tests are about
@@ -62,7 +62,7 @@ class Ending:
                 raise DiedError
 
 
-def check(output: Folder, expected: dict[str, float]) -> None:
+def check(output: Location, expected: dict[str, float]) -> None:
     """Assert that a folder holds what an undisturbed job leaves, and nothing else."""
     files = [part["file"] for part in json.loads(output.read("predictions.json"))["parts"]]
     log = "_delta_log/00000000000000000000.json"
@@ -80,7 +80,7 @@ def expected_of(dataset: Path) -> dict[str, float]:
     return dict(zip(chain(*(reader.ids() for reader in readers)), np.concatenate(means).tolist(), strict=True))
 
 
-Run = Callable[[Source, Folder], Scored]
+Run = Callable[[Source, Location], Scored]
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def run(small_model: ModelDescription) -> Run:
     return lambda source, output: score(None, small_model, b"", source, output, SETTINGS)  # type: ignore[arg-type]
 
 
-def survive(run: Run, source: Source, folder: Callable[[int], Folder], ending: Ending, step: int) -> int:
+def survive(run: Run, source: Source, folder: Callable[[int], Location], ending: Ending, step: int) -> int:
     """End at every `step`-th place, each time in a new folder, and then do it again; return the number of places."""
     expected, place = expected_of(Path(source.where)), 1
     while True:
@@ -119,19 +119,19 @@ def test_a_job_may_end_at_any_of_its_writes(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    source = dataset_source(Folder.at(small_dataset), ReaderSettings())
+    source = dataset_source(Location.at(small_dataset), ReaderSettings())
     base, step = (request.getfixturevalue("s3_folder"), 3) if is_behind_a_url else (tmp_path, 1)
-    places = survive(run, source, lambda place: Folder.at(f"{base}/{place}"), Ending(monkeypatch), step)
+    places = survive(run, source, lambda place: Location.at(f"{base}/{place}"), Ending(monkeypatch), step)
     # Each part has a file, a note, and the removal of the note.
     assert places > (4 if is_behind_a_url else 5) * len(source.parts)
 
 
 def test_a_dataset_is_known_by_its_content_in_another_place(run: Run, small_dataset: Path, tmp_path: Path) -> None:
     def opened(name: str) -> Source:
-        return dataset_source(Folder.at(tmp_path / name), ReaderSettings())
+        return dataset_source(Location.at(tmp_path / name), ReaderSettings())
 
     shutil.copytree(small_dataset, tmp_path / "dataset")
-    output = Folder.at(tmp_path / "predictions")
+    output = Location.at(tmp_path / "predictions")
     run(opened("dataset"), output)
     (tmp_path / "dataset").rename(tmp_path / "moved")
     moved = opened("moved")

@@ -20,7 +20,7 @@ from pipelines.scoring.output.write import Scorer
 from pipelines.scoring.predict.model import ModelDescription, ModelInput
 from pipelines.scoring.predict.predictor import LoadSettings, predictor
 from pipelines.scoring.source import archive_source
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 GROUP = ImageGroup("image", (64, 64, 4), "uint16", ("B02", "B03", "B04", "B08"))
 NAMES = ("Pastures", "Sea")
@@ -86,7 +86,7 @@ def test_the_memory_of_a_task_does_not_depend_on_the_number_of_samples(tmp_path:
     predictor(model.model_id, lambda: predict, LoadSettings(BATCH_SIZE, 1))  # so that the file is not read
 
     def score(parts: int) -> dict[str, int]:
-        output = Folder.at(tmp_path / f"{parts} parts")
+        output = Location.at(tmp_path / f"{parts} parts")
         begin(output, {})
         nowhere = SimpleNamespace(value=None)
         scorer = Scorer(model, nowhere, "keras", None, "", output, BATCH_SIZE, (0.5, 0.5), 1)

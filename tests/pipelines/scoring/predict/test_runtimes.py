@@ -23,7 +23,7 @@ from pipelines.scoring.predict.convert import Acceptance, Reference, check_accep
 from pipelines.scoring.predict.model import ModelDescription
 from pipelines.scoring.predict.processor import Runtime, used_features, why_unusable
 from pipelines.scoring.source import dataset_source
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 
 pytestmark = [pytest.mark.timeout(600)]
 RUNTIMES: tuple[Runtime, ...] = ("keras", "bf16", "int8")
@@ -83,8 +83,8 @@ def test_a_model_that_is_accepted_on_few_samples_is_used_with_a_warning(
     monkeypatch.setattr(kept, "convert", lambda *request: (b"a model", acceptance))
     monkeypatch.setattr(kept, "why_unusable", lambda runtime: None)
     model = ModelDescription("runs:/1/model", "m-1", "m-1", "multi_label", ("Sea",), ())
-    output = Folder.at(tmp_path)
-    reference = Reference(Folder.at(tmp_path), "0123", 256, samples, 0.005, (0.5,), ReaderSettings())
+    output = Location.at(tmp_path)
+    reference = Reference(Location.at(tmp_path), "0123", 256, samples, 0.005, (0.5,), ReaderSettings())
     for first in ("converting the model to bf16", "the model was converted before: macro F1 0.7000"):
         lines: list[str] = []
         found = kept.converted_model(model, b"a file", "bf16", reference, output, lines.append)
@@ -114,10 +114,10 @@ def test_keras_takes_the_place_of_a_runtime_that_the_machine_lacks(
     small_model: ModelDescription, small_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(write, "why_unusable", lambda runtime: "the processor is old")
-    output, file = Folder.at(tmp_path), SimpleNamespace(value=b"never read")
+    output, file = Location.at(tmp_path), SimpleNamespace(value=b"never read")
     output.make("_progress")
     scorer = Scorer(small_model, file, "int8", file, "x", output, 4, (0.5,) * 19, 1)
-    part = next(iter(dataset_source(Folder.at(small_dataset), ReaderSettings()).parts))
+    part = next(iter(dataset_source(Location.at(small_dataset), ReaderSettings()).parts))
     written = scorer.write(part)
     assert written.rows == part.rows == pq.read_metadata(tmp_path / part.file).num_rows
     assert re.fullmatch(r"Keras, as on \S+ the processor is old", written.computed_by)

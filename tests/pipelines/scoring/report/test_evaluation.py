@@ -29,7 +29,7 @@ from pipelines.scoring.predict.model import describe
 from pipelines.scoring.report.evaluation import Measured, SplitScores, measure, read_columns
 from pipelines.scoring.report.evaluation_page import evaluation_page
 from pipelines.scoring.source import Source
-from pipelines.storage.folder import Folder
+from pipelines.storage.folder import Location
 from pipelines.tracking.store.served import find_model
 from pipelines.tracking.store.store import TrackedRun, TrackingError
 
@@ -364,7 +364,7 @@ def measured_of(reader: SplitReader, scores: SplitScores, columns: pa.Table, **m
 def test_slices_and_pairs_are_those_of_their_samples(small_dataset: Path) -> None:
     reader, scores = made_up(small_dataset, 0.4, 0.6)
     targets, probabilities, names = scores.targets, scores.probabilities, reader.manifest.class_names
-    columns, predicted = read_columns(Folder.at(small_dataset), ["train"]), scores.probabilities >= 0.5
+    columns, predicted = read_columns(Location.at(small_dataset), ["train"]), scores.probabilities >= 0.5
     found = measured_of(reader, scores, columns)
     for column in ("country", "season", "tile"):
         values = np.array(columns[column].to_pylist())
@@ -425,7 +425,7 @@ def test_the_best_and_the_worst_patches_are_those_of_the_smallest_and_the_larges
 def test_a_browser_shows_the_whole_report(show_page: Callable[..., Any], small_dataset: Path, tmp_path: Path) -> None:
     reader, scores = made_up(small_dataset, 0.5, 0.55)
     scores = replace(scores, ids=["<script>alert(1)</script>", *scores.ids[1:]])
-    found = measured_of(reader, scores, read_columns(Folder.at(small_dataset), ["train"]), validation=scores)
+    found = measured_of(reader, scores, read_columns(Location.at(small_dataset), ["train"]), validation=scores)
     page = evaluation_page(found, scores, [reader], "train", {"Model": "models:/land cover/3"})
     screenshot = Path(os.environ.get("GROUNDSWELL_SCREENSHOT", tmp_path / "page.png"))
     for width in (1280, 390):

@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 from conf.load import load, resolve
+from pipelines.storage.folder import Location
 from pipelines.training.checkpoint.checkpoints import Checkpoints
 from pipelines.training.checkpoint.files import list_checkpoints
 from pipelines.training.checkpoint.state import TrainingState
@@ -80,7 +81,7 @@ def checkpoints(tmp_path: Path, weight: keras.Variable) -> Callable[..., Checkpo
     def make(order: str = ANY_ROW) -> Checkpoints:
         initial, collective = TrainingState(0, 0, 0, 16, "run", "data", [], order=order), Ranks()
         exchange = make_exchange(load("smoke"), collective)  # type: ignore[arg-type]
-        return Checkpoints(tmp_path, initial, [weight], exchange, collective)  # type: ignore[arg-type]
+        return Checkpoints(Location.at(tmp_path), initial, [weight], exchange, collective)  # type: ignore[arg-type]
 
     return make
 
@@ -138,7 +139,7 @@ def with_exchange(folder: Path, ranks: Ranks, codec: str = "onebit", **state: An
     exchange = make_exchange(config, ranks)  # type: ignore[arg-type]
     exchange.build([tf.zeros((4, 6))])
     initial = TrainingState(0, 0, 0, 16, "run", "data", [], **state)
-    return Checkpoints(folder, initial, [], exchange, ranks)  # type: ignore[arg-type]
+    return Checkpoints(Location.at(folder), initial, [], exchange, ranks)  # type: ignore[arg-type]
 
 
 def residual(checkpoints: Checkpoints) -> tf.Variable:
@@ -229,7 +230,7 @@ def test_a_residual_that_is_not_finite_stops_with_rank_and_step(tmp_path: Path) 
         match=r"residual/gradient_0 is not finite on rank 1 after step 8: lower the learning rate",
     ):
         on_each_rank(2, run)
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000004.npz"]
+    assert [path.name for path in list_checkpoints(Location.at(tmp_path))] == ["step-00000004.npz"]
 
 
 def test_a_full_disk_names_the_folder_and_how_to_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

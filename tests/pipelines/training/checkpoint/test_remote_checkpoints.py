@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from conf.load import load
-from pipelines.storage.folder import Folder, StorageError
-from pipelines.storage.remote_path import RemotePath, fetch, publish
+from pipelines.storage.copies import fetch, publish
+from pipelines.storage.folder import Location, StorageError
 from pipelines.training.checkpoint.files import check_writable, list_checkpoints
 from pipelines.training.checkpoint.state import (
     RankStates,
@@ -32,13 +32,13 @@ def state(step: int) -> TrainingState:
 
 
 @pytest.fixture
-def place(s3_folder: str) -> RemotePath:
+def place(s3_folder: str) -> Location:
     """A run's folder in the store."""
-    return RemotePath(s3_folder) / "run"
+    return Location(s3_folder) / "run"
 
 
 @pytest.fixture
-def folder(place: RemotePath) -> RemotePath:
+def folder(place: Location) -> Location:
     return place / "checkpoints"
 
 
@@ -48,14 +48,14 @@ def filesystem(s3: str) -> Any:
     return fsspec.filesystem("s3")
 
 
-def save(folder: RemotePath, step: int, variables: list[keras.Variable], spared: int | None = None) -> None:
+def save(folder: Location, step: int, variables: list[keras.Variable], spared: int | None = None) -> None:
     for rank in range(2):
         save_rank_state(folder, step, rank, {"residual": np.full(3, step + rank, np.float32)})
     check_rank_states(folder, step, 2)
     save_checkpoint(folder, state(step), variables, spared=spared)
 
 
-def test_they_are_as_on_a_disk(folder: RemotePath) -> None:
+def test_they_are_as_on_a_disk(folder: Location) -> None:
     variable = keras.Variable(np.arange(6.0, dtype=np.float32), name="weight")
     with pytest.raises(FileNotFoundError, match="no checkpoints in s3://"):
         newest_state(folder)
@@ -65,7 +65,7 @@ def test_they_are_as_on_a_disk(folder: RemotePath) -> None:
     for step, spared in ((4, 4), (8, 4), (12, 4), (16, None)):
         save(folder, step, [variable], spared)
     assert [path.name for path in list_checkpoints(folder)] == ["step-00000012.npz", "step-00000016.npz"]
-    assert folder.folder.names() == [
+    assert folder.names() == [
         f"step-000000{step}{part}.npz" for step in (12, 16) for part in ("", ".rank-00000", ".rank-00001")
     ]
     path, found = newest_state(folder)
@@ -76,7 +76,7 @@ def test_they_are_as_on_a_disk(folder: RemotePath) -> None:
 
 
 def test_nothing_is_left_of_one_that_arrives_changed(
-    folder: RemotePath, filesystem: Any, monkeypatch: pytest.MonkeyPatch
+    folder: Location, filesystem: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def damaging(source: str, target: str) -> None:
         data = bytearray(Path(source).read_bytes())
@@ -86,14 +86,14 @@ def test_nothing_is_left_of_one_that_arrives_changed(
     monkeypatch.setattr(filesystem, "put_file", damaging)
     with pytest.raises(OSError, match="what was read back differs from what was written"):
         save_checkpoint(folder, state(4), [])
-    assert folder.folder.names() == []
+    assert folder.names() == []
 
 
 @pytest.mark.parametrize("arrives", [b"checkpoint", b"CHECKPOINT"])
 def test_without_an_md5_sum_the_file_is_read_back(
     arrives: bytes, s3_folder: str, filesystem: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, place, info = tmp_path / "file", Folder(s3_folder), filesystem.info
+    file, place, info = tmp_path / "file", Location(s3_folder), filesystem.info
     file.write_bytes(b"checkpoint" * 1000)
     tags = iter(['"of-parts-2"'])  # to the first question, whether it has arrived; s3fs reads by the true one
 
@@ -115,62 +115,62 @@ def test_a_bucket_that_is_not_there_is_said_before_training(s3: str) -> None:
         check_output(config.training, config.dataset.path)
 
 
-def test_records_are_copied_there_and_back(place: RemotePath, tmp_path: Path) -> None:
+def test_records_are_copied_there_and_back(place: Location, tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    place.folder.write("checkpoints/step-00000004.npz", b"kept")
+    place.write("checkpoints/step-00000004.npz", b"kept")
     entries, described = ours / "journal" / "driver" / "entries.jsonl", ours / "run.json"
     entries.parent.mkdir(parents=True)
     entries.write_text("a")
     described.write_text("{}")
     publish(ours, place, mirrors="journal")
-    place.folder.write("notes.txt", b"somebody's own")
+    place.write("notes.txt", b"somebody's own")
     entries.unlink()
     described.write_text('{"status": "FINISHED"}')
     publish(ours, place, mirrors="journal")
-    assert sorted(place.folder.files()) == ["checkpoints/step-00000004.npz", "notes.txt", "run.json"]
+    assert sorted(place.files()) == ["checkpoints/step-00000004.npz", "notes.txt", "run.json"]
     fetch(place, theirs, without="checkpoints")
     assert (theirs / "run.json").read_text() == '{"status": "FINISHED"}'
 
 
-def test_a_journal_that_was_not_fetched_stays_after_a_failure(s3_folder: str, place: RemotePath) -> None:
+def test_a_journal_that_was_not_fetched_stays_after_a_failure(s3_folder: str, place: Location) -> None:
     assert run_place(s3_folder, "run") == place
     for writer in ("rank-0", "driver"):
-        place.folder.write(f"journal/{writer}/entries.jsonl", b"points")
+        place.write(f"journal/{writer}/entries.jsonl", b"points")
     records = records_folder(s3_folder) / "run"
     records.mkdir()
     (records / "run.json").write_text("{}")
     publish_records(s3_folder, "run", failed=True)
-    assert sorted(place.folder.files()) == ["journal/rank-0/entries.jsonl", "run.json"]
+    assert sorted(place.files()) == ["journal/rank-0/entries.jsonl", "run.json"]
     publish_records(s3_folder, "run")  # rank 0's was fetched and delivered
-    assert sorted(place.folder.files()) == ["run.json"]
+    assert sorted(place.files()) == ["run.json"]
 
 
-def test_two_drivers_cannot_train_one_run(place: RemotePath) -> None:
+def test_two_drivers_cannot_train_one_run(place: Location) -> None:
     with held_run(place) as check:
         check()
-        (name,) = place.folder.names("checkpoints")
+        (name,) = place.names("checkpoints")
         with pytest.raises(ValueError, match=r"another job is writing s3://.*/run \(process \d+ on .*, seen \d+ s ago"):
             ExitStack().enter_context(held_run(place))
-        place.folder.remove(f"checkpoints/{name}")  # as a driver does that took this one for dead
+        place.remove(f"checkpoints/{name}")  # as a driver does that took this one for dead
         with pytest.raises(RuntimeError, match="another job took over"):
             check()
     with held_run(place):  # it ends with its block
         pass
-    assert place.folder.names("checkpoints") == []
+    assert place.names("checkpoints") == []
 
 
 def test_storage_that_takes_whole_files_only_has_a_lease_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.training.driver.held_run.takes_whole_files_only", lambda folder: True)
     with (
-        held_run(tmp_path / "run"),
+        held_run(Location.at(tmp_path / "run")),
         pytest.raises(ValueError, match="another job is writing"),
-        held_run(tmp_path / "run"),
+        held_run(Location.at(tmp_path / "run")),
     ):
         pass
     assert list((tmp_path / "run").rglob("*.json")) == []
 
 
-def test_the_journal_of_rank_0_is_continued_elsewhere(folder: RemotePath) -> None:
+def test_the_journal_of_rank_0_is_continued_elsewhere(folder: Location) -> None:
     first = RankJournal(folder)
     first.folder.mkdir(parents=True)
     (first.folder / "entries.jsonl").write_text("a")

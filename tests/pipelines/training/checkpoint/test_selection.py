@@ -16,6 +16,7 @@ from conf.sections.selection import SelectionConfig
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.dataset.read.reader import Batch
 from pipelines.sample import Task
+from pipelines.storage.folder import Location
 from pipelines.tracking.metrics import described as described_metrics
 from pipelines.tracking.metrics import validation_metrics
 from pipelines.training.checkpoint.checkpoints import Checkpoints
@@ -103,7 +104,8 @@ def checkpoints(tmp_path: Path, one_rank: Any) -> Checkpoints:
     config = SelectionConfig(metric=LOSS)
     initial, exchange = TrainingState(0, 0, 0, 16, "run", "data", []), make_exchange(load("smoke"), one_rank)
     variables = [keras.Variable(np.zeros((2, 3), np.float32), name="weight")]
-    return Checkpoints(tmp_path, initial, variables, exchange, one_rank, lambda history: best_step(history, config, 4))
+    folder = Location.at(tmp_path)
+    return Checkpoints(folder, initial, variables, exchange, one_rank, lambda history: best_step(history, config, 4))
 
 
 def test_the_checkpoint_of_the_best_epoch_is_kept_and_the_one_before_it_is_not(checkpoints: Checkpoints) -> None:
@@ -128,7 +130,7 @@ def test_the_checkpoint_of_the_best_epoch_is_kept_and_the_one_before_it_is_not(c
 
 def test_a_damaged_best_checkpoint_says_what_to_do(checkpoints: Checkpoints) -> None:
     checkpoints.save(epochs_done=1, step=4, history=history_of([0.5]))
-    path = checkpoint_path(checkpoints.folder, 4)
+    path = checkpoint_path(checkpoints.folder, 4).path
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(RuntimeError, match=r"best epoch, is damaged .*training\.selection\.model=last and training\."):
         checkpoints.take_best(4)
@@ -179,12 +181,12 @@ def test_a_resumed_run_needs_the_checkpoint_of_its_best_epoch(tmp_path: Path, mo
     def check(*more: str) -> None:
         settings = ["training.resume_run=run", "training.selection.metric=val/loss", "training.epochs=9", *more]
         training = load("smoke", settings).training
-        _check_best(checkpoint_path(tmp_path, 12), state, training, steps=4, offline=False)
+        _check_best(checkpoint_path(Location.at(tmp_path), 12), state, training, steps=4, offline=False)
 
     with pytest.raises(ValueError, match=r"the best epoch is that of .*step-00000008.npz, which is not there: set "):
         check()
     check("training.selection.model=last")
-    checkpoint_path(tmp_path, 8).touch()
+    checkpoint_path(Location.at(tmp_path), 8).path.touch()
     check("training.selection.patience=2")
     with pytest.raises(ValueError, match=r"ended after 3 of 9 epochs: 1 in a row .* logged: raise training\.selection"):
         check("training.selection.patience=1")

@@ -3,17 +3,17 @@
 import re
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conf.load import load
+from pipelines.storage.folder import Location
 from pipelines.training.checkpoint.settings import check_same_training, recorded_settings
 from pipelines.training.checkpoint.state import TrainingState
 from tests.pipelines.training.manifests import rgb_manifest
 
-PATH = Path("step-00000004.npz")
+PATH = Location("step-00000004.npz")
 MANIFEST = rgb_manifest()
 STATE = TrainingState(
     epochs_done=1,

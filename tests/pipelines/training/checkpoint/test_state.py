@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from conf.sections.optimizers import LARSConfig
+from pipelines.storage.folder import Location
 from pipelines.training.checkpoint.files import DamagedError, check_writable, list_checkpoints
 from pipelines.training.checkpoint.state import (
     KEPT,
@@ -31,8 +32,13 @@ def state(epochs_done: int) -> TrainingState:
     return TrainingState(epochs_done, epochs_done * 7, 0, 16, "run", "data", [{"train/loss": 0.5}] * epochs_done)
 
 
-def newest_readable(folder: Path) -> TrainingState:
+def newest_readable(folder: Location) -> TrainingState:
     return next(readable_checkpoints(folder))[1]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Location:
+    return Location.at(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -45,31 +51,31 @@ def variables() -> list[keras.Variable]:
     return [*model.variables, *make_optimizer(LARSConfig(), model).variables]
 
 
-def test_round_trip(tmp_path: Path, variables: list[keras.Variable]) -> None:
+def test_round_trip(folder: Location, variables: list[keras.Variable]) -> None:
     before = [np.array(variable) for variable in variables]
-    save_checkpoint(tmp_path, state(1), variables)
+    save_checkpoint(folder, state(1), variables)
     for variable in variables:
         variable.assign(np.zeros(variable.shape, variable.dtype) + 1)
-    path, found, arrays = next(readable_checkpoints(tmp_path))
-    assert found == newest_state(tmp_path)[1] == state(1)
+    path, found, arrays = next(readable_checkpoints(folder))
+    assert found == newest_state(folder)[1] == state(1)
     assign_arrays(path, arrays, variables)
     np.testing.assert_equal([np.array(variable) for variable in variables], before)
     with pytest.raises(ValueError, match="another model or optimizer"):
         assign_arrays(path, arrays, variables[1:])
 
 
-def test_no_checkpoint_says_where(tmp_path: Path) -> None:
+def test_no_checkpoint_says_where(folder: Location) -> None:
     with pytest.raises(FileNotFoundError, match=r"absent: is training\.output that of the first run\?"):
-        newest_state(tmp_path / "absent")
+        newest_state(folder / "absent")
 
 
-def test_damaged_ones_only_are_an_error_and_do_not_push_out_a_new_one(tmp_path: Path) -> None:
+def test_damaged_ones_only_are_an_error_and_do_not_push_out_a_new_one(folder: Location) -> None:
     for epoch in (9, 10):
-        save_checkpoint(tmp_path, state(epoch), []).write_bytes(b"")
+        save_checkpoint(folder, state(epoch), []).path.write_bytes(b"")
     with pytest.raises(ValueError, match=r"every checkpoint in .* is damaged"):
-        newest_state(tmp_path)
-    assert save_checkpoint(tmp_path, state(1), []).is_file()
-    assert newest_state(tmp_path)[1] == state(1)
+        newest_state(folder)
+    assert save_checkpoint(folder, state(1), []).is_file()
+    assert newest_state(folder)[1] == state(1)
 
 
 def flip_a_byte(path: Path) -> None:
@@ -92,89 +98,89 @@ def flip_a_byte(path: Path) -> None:
     ids=["truncated", "empty", "flipped", "not finite"],
 )
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before(
-    tmp_path: Path,
+    folder: Location,
     variables: list[keras.Variable],
     damage: Callable[[Path], None],
     reason: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    _, newest = (save_checkpoint(tmp_path, state(epoch), variables) for epoch in (1, 2))
-    damage(newest)
-    assert newest_readable(tmp_path) == state(1)
+    _, newest = (save_checkpoint(folder, state(epoch), variables) for epoch in (1, 2))
+    damage(newest.path)
+    assert newest_readable(folder) == state(1)
     assert f"step-00000014.npz is damaged ({reason}" in caplog.text
 
 
 def test_no_bit_of_the_list_of_its_parts_hides_an_older_checkpoint(
-    tmp_path: Path, variables: list[keras.Variable]
+    folder: Location, variables: list[keras.Variable]
 ) -> None:
     variables = variables[:2]  # every entry of the list is like any other, and each bit takes a millisecond
-    _, newest = (save_checkpoint(tmp_path, state(epoch), variables) for epoch in (1, 2))
-    content = newest.read_bytes()
+    _, newest = (save_checkpoint(folder, state(epoch), variables) for epoch in (1, 2))
+    content = newest.path.read_bytes()
     for bit in range(8 * content.index(b"PK\x01\x02"), 8 * len(content)):
         changed = bytearray(content)
         changed[bit // 8] ^= 1 << bit % 8
-        newest.write_bytes(changed)
-        _, found, arrays = next(readable_checkpoints(tmp_path))
+        newest.path.write_bytes(changed)
+        _, found, arrays = next(readable_checkpoints(folder))
         assert found in (state(1), state(2))
         assert len(arrays) == len(variables), f"bit {bit % 8} of byte {bit // 8}"
 
 
-def save_with_rank_states(folder: Path, epoch: int, ranks: int = 2) -> None:
+def save_with_rank_states(folder: Location, epoch: int, ranks: int = 2) -> None:
     for rank in range(ranks):
         save_rank_state(folder, 7 * epoch, rank, {"residual/a": np.full(3, 10.0 * epoch + rank)})
     save_checkpoint(folder, dataclasses.replace(state(epoch), exchange_ranks=ranks), [])
 
 
-def test_the_state_of_every_rank_belongs_to_a_checkpoint(tmp_path: Path) -> None:
+def test_the_state_of_every_rank_belongs_to_a_checkpoint(folder: Location) -> None:
     for epoch in (1, 2, 3):
-        save_with_rank_states(tmp_path, epoch)
-    path, found = newest_state(tmp_path)
+        save_with_rank_states(folder, epoch)
+    path, found = newest_state(folder)
     assert [values["residual/a"][0] for values in RankStates(path, found.exchange_ranks)] == [30.0, 31.0]
     # Those of a checkpoint that was removed went with it.
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000014.npz", "step-00000021.npz"]
-    assert len(list(tmp_path.iterdir())) == KEPT * 3
-    (tmp_path / "step-00000021.rank-00001.npz").unlink()
+    assert [path.name for path in list_checkpoints(folder)] == ["step-00000014.npz", "step-00000021.npz"]
+    assert len(folder.names()) == KEPT * 3
+    folder.remove("step-00000021.rank-00001.npz")
     with pytest.raises(DamagedError, match=r"step-00000021\.rank-00001"):
         RankStates(path, 2)[1]
 
 
-def test_rank_states_without_their_checkpoint_are_removed_with_the_next_one(tmp_path: Path) -> None:
-    save_with_rank_states(tmp_path, 1)
-    save_rank_state(tmp_path, 9, 1, {"residual/a": np.zeros(3)})  # rank 0 died before it wrote
-    for others in ("step-notes.rank-1.npz", ".step-00000009.npz.4711"):
-        (tmp_path / others).write_bytes(b"PK")
-    save_with_rank_states(tmp_path, 2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
+def test_rank_states_without_their_checkpoint_are_removed_with_the_next_one(folder: Location) -> None:
+    save_with_rank_states(folder, 1)
+    save_rank_state(folder, 9, 1, {"residual/a": np.zeros(3)})  # rank 0 died before it wrote
+    for others in ("step-notes.rank-1.npz", ".step-00000009.npz.0123456789abcdef0123456789abcdef"):
+        folder.write(others, b"PK")
+    save_with_rank_states(folder, 2)
+    assert folder.names() == [
         *[f"step-{step:08d}{part}.npz" for step in (7, 14) for part in ("", ".rank-00000", ".rank-00001")],
         "step-notes.rank-1.npz",  # somebody else's
     ]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_values_that_are_not_finite_are_never_written(tmp_path: Path, bad: float) -> None:
-    save_checkpoint(tmp_path, state(1), [])
+def test_values_that_are_not_finite_are_never_written(folder: Location, bad: float) -> None:
+    save_checkpoint(folder, state(1), [])
     wrong = keras.Variable(np.array([0.0, bad]), name="wrong")
     with pytest.raises(FloatingPointError, match=r"wrong is not finite"):
-        save_checkpoint(tmp_path, state(2), [wrong])
+        save_checkpoint(folder, state(2), [wrong])
     with pytest.raises(FloatingPointError, match="residual/a is not finite"):
-        save_rank_state(tmp_path, 14, 0, {"residual/a": np.array([0.0, bad])})
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000007.npz"]
+        save_rank_state(folder, 14, 0, {"residual/a": np.array([0.0, bad])})
+    assert folder.names() == ["step-00000007.npz"]
 
 
-def test_fields_of_a_later_version_are_ignored(tmp_path: Path) -> None:
-    rewrite_header(save_checkpoint(tmp_path, state(1), []), {"cluster": "large"})
-    assert newest_state(tmp_path)[1] == newest_readable(tmp_path) == state(1)
+def test_fields_of_a_later_version_are_ignored(folder: Location) -> None:
+    rewrite_header(save_checkpoint(folder, state(1), []).path, {"cluster": "large"})
+    assert newest_state(folder)[1] == newest_readable(folder) == state(1)
 
 
 @pytest.mark.parametrize("version", [1, 3])
 @pytest.mark.parametrize("read", [newest_state, newest_readable])
 def test_a_checkpoint_of_another_format_is_an_error_and_not_damage(
-    tmp_path: Path, read: Callable[[Path], object], version: int
+    folder: Location, read: Callable[[Location], object], version: int
 ) -> None:
-    _, newest = (save_checkpoint(tmp_path, state(epoch), []) for epoch in (1, 2))
-    rewrite_header(newest, {"format_version": version})
+    _, newest = (save_checkpoint(folder, state(epoch), []) for epoch in (1, 2))
+    rewrite_header(newest.path, {"format_version": version})
     with pytest.raises(ValueError, match=rf"14.npz has format {version}, this program reads 2: start a new run"):
-        read(tmp_path)
+        read(folder)
 
 
 def rewrite_header(path: Path, changes: dict[str, Any]) -> None:
@@ -191,28 +197,28 @@ def rewrite(path: Path, changes: dict[str, np.ndarray]) -> None:
     np.savez(path, **(arrays | changes))
 
 
-def test_the_driver_reads_no_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_with_rank_states(tmp_path, 1)
+def test_the_driver_reads_no_arrays(folder: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_with_rank_states(folder, 1)
     read = []
     original = np.lib.npyio.NpzFile.__getitem__
     monkeypatch.setattr(
         np.lib.npyio.NpzFile, "__getitem__", lambda self, name: (read.append(name), original(self, name))[1]
     )
-    assert newest_state(tmp_path)[1].exchange_ranks == 2
+    assert newest_state(folder)[1].exchange_ranks == 2
     assert read == ["state.json"]
 
 
 def test_a_file_that_grows_too_large_leaves_no_part(
-    tmp_path: Path, variables: list[keras.Variable], request: pytest.FixtureRequest
+    folder: Location, variables: list[keras.Variable], request: pytest.FixtureRequest
 ) -> None:
     """The operating system refuses the write in the middle of the file, as a full disk does."""
-    save_checkpoint(tmp_path, state(1), variables)
+    save_checkpoint(folder, state(1), variables)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     request.addfinalizer(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits))
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     with pytest.raises(OSError, match="File too large"):
-        save_checkpoint(tmp_path, state(2), variables)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000007.npz"]
+        save_checkpoint(folder, state(2), variables)
+    assert folder.names() == ["step-00000007.npz"]
 
 
 @pytest.mark.parametrize(
@@ -223,11 +229,11 @@ def test_a_file_that_grows_too_large_leaves_no_part(
     ],
 )
 def test_a_folder_is_probed(tmp_path: Path, folder: str, size: int, message: str) -> None:
-    check_writable(tmp_path / "new" / "run", 1000)
+    check_writable(Location.at(tmp_path) / "new" / "run", 1000)
     assert list((tmp_path / "new" / "run").iterdir()) == []
     (tmp_path / "file").write_text("")
     with pytest.raises(RuntimeError, match=message):
-        check_writable(tmp_path / folder, size)
+        check_writable(Location.at(tmp_path) / folder, size)
 
 
 def test_steps_of_more_ranks_weigh_no_more_in_the_mean_of_an_epoch() -> None:

@@ -15,6 +15,7 @@ from conf.load import load, override
 from conf.schema import RunConfig
 from pipelines.dataset.format.manifest import BandStatistics, Manifest, read_manifest, write_manifest
 from pipelines.sample import ImageGroup
+from pipelines.storage.folder import Location
 from pipelines.training.checkpoint.settings import recorded_settings
 from pipelines.training.checkpoint.state import TrainingState, save_checkpoint
 from pipelines.training.driver import checks
@@ -121,7 +122,7 @@ def test_a_read_only_or_full_output_is_found_by_the_driver(
 def resumed(folder: Path, state: TrainingState, *settings: str, order: str = "any row") -> list[str]:
     """The settings that continue a run whose newest checkpoint is that of the state."""
     state = replace(state, order=f"groundswell's reader, {order}", settings=recorded_settings(load("smoke")))
-    save_checkpoint(folder / "run" / "checkpoints", state, [])
+    save_checkpoint(Location.at(folder) / "run" / "checkpoints", state, [])
     return [f"training.output={folder}", "training.resume_run=run", *settings]
 
 

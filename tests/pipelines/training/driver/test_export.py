@@ -13,6 +13,7 @@ from conf.schema import RunConfig
 from jobs.export import export_model
 from models.networks.model import inputs_of
 from pipelines.dataset.format.manifest import write_manifest
+from pipelines.storage.folder import Location
 from pipelines.tracking.journal.local_run import Description, LocalRun
 from pipelines.tracking.models.model_metadata import ModelMetadata
 from pipelines.tracking.models.models import averaged_model_uri, load_model
@@ -51,7 +52,7 @@ def write_checkpoint(folder: Path, config: RunConfig, step: int, history: list[d
     variables = [*model.variables, *make_optimizer(config.optimizer, model).variables, *average.variables]
     thresholds = {"val": [0.1, 0.2, step / 10], "val_ema": [0.3, 0.4, step / 10]}
     state = TrainingState(len(history), step, 0, 8, folder.name, MANIFEST.fingerprint, history, thresholds=thresholds)
-    save_checkpoint(folder / "checkpoints", state, variables, spared=4)
+    save_checkpoint(Location.at(folder) / "checkpoints", state, variables, spared=4)
     return model
 
 
@@ -80,14 +81,14 @@ def test_the_best_epochs_model_and_its_average_are_made_from_checkpoints(mlflow_
     best = write_checkpoint(folder, config, 4, [{"val/top_1": 0.9}])
     newest = write_checkpoint(folder, config, 8, [{"val/top_1": 0.9}, {"val/top_1": 0.5}])
 
-    uri = export_model(folder)
+    uri = export_model(Location.at(folder))
     assert uri.startswith(f"runs:/{folder.name}/")
     made = assert_exported(uri, best)
     assert (made.class_names, made.archive) == (("water", "land", "town"), "eurosat_rgb")
     averaged = assert_averaged(uri, best)
     assert (made.thresholds, averaged.ema, averaged.thresholds) == ((0.1, 0.2, 0.4), 0.9, (0.3, 0.4, 0.4))
 
-    export_model(folder, folder / "checkpoints" / "step-00000008.npz")
+    export_model(Location.at(folder), Location.at(folder) / "checkpoints" / "step-00000008.npz")
     assert_exported(uri, newest)
     models = MlflowClient(mlflow_store).get_run(folder.name).outputs.model_outputs
     assert sorted(each.step for each in models) == [4, 4, 8, 8]
@@ -97,7 +98,7 @@ def test_frozen_layers_have_no_average(mlflow_store: str, tmp_path: Path) -> Non
     config = load("smoke", [SMALL, "training.ema=0.9", "warm_start={source: /x.npz, frozen_layers: ['stem*']}"])
     folder = new_run(tmp_path, config)
     trained = write_checkpoint(folder, config, 4, [{"val/top_1": 0.9}])
-    uri = export_model(folder)
+    uri = export_model(Location.at(folder))
     assert_exported(uri, trained)
     assert_averaged(uri, trained)
 
@@ -115,7 +116,7 @@ def test_layers_without_names_are_found_in_every_export_of_a_process(
         folder = new_run(tmp_path, config)
         keras.backend.clear_session()  # each training has processes of its own
         trained = write_checkpoint(folder, config, 4, [{}])
-        assert_exported(export_model(folder), trained)
+        assert_exported(export_model(Location.at(folder)), trained)
 
 
 @pytest.mark.parametrize(
@@ -134,5 +135,6 @@ def test_what_cannot_be_exported_is_one_line(
     (tmp_path / "4567").mkdir()
     (write_run(tmp_path / "89", load("smoke")) / "checkpoints" / "damaged.npz").write_bytes(b"damaged")
     LocalRun("offline-1", Description("tests", None, {}, {}), 0, is_stored=False).write(tmp_path / "offline-1")
+    run = Location.at(tmp_path / run_id)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        export_model(tmp_path / run_id, None if checkpoint is None else tmp_path / run_id / checkpoint)
+        export_model(run, None if checkpoint is None else run / checkpoint)

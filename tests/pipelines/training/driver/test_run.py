@@ -266,7 +266,7 @@ def test_steps_that_led_to_another_ranks_divergence_are_recorded_and_those_to_it
     client: MlflowClient, has_diverged: bool, steps: list[int]
 ) -> None:
     with recorded() as driver:
-        rank = Record(driver.run, driver.folder / "checkpoints", lambda step: 0.1, start_step=0)
+        rank = Record(driver.run, driver.checkpoints, lambda step: 0.1, start_step=0)
         for step in range(3):
             rank.write_step(step, 0.5, ExchangeFigures(0, 1, 0, 0, 0, 0))
         rank.write_unsaved_steps()

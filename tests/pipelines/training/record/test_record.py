@@ -12,7 +12,7 @@ import pytest
 from mlflow import MlflowClient
 
 from models.compression.exchange.figures import ExchangeFigures
-from pipelines.storage.remote_path import RemotePath
+from pipelines.storage.folder import Location
 from pipelines.tracking.store import runs
 from pipelines.tracking.store.store import TrackedRun
 from pipelines.training.checkpoint.kept_state import KeptRows
@@ -32,8 +32,8 @@ Make = Callable[..., Record]
 
 
 @pytest.fixture
-def checkpoints(tmp_path: Path) -> Path:
-    return tmp_path / "checkpoints"
+def checkpoints(tmp_path: Path) -> Location:
+    return Location.at(tmp_path / "checkpoints")
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def run(module_mlflow_store: str) -> TrackedRun:
 
 
 @pytest.fixture
-def record_of(checkpoints: Path) -> Make:
+def record_of(checkpoints: Location) -> Make:
     """Makes the record of a process that trains from a step on."""
 
     def make(run: TrackedRun, start_step: int = 0, **more: Any) -> Record:
@@ -60,7 +60,7 @@ def end(record: Record, step: int) -> None:
 def test_a_resumed_training_keeps_where_the_steps_of_earlier_epochs_went(
     run: TrackedRun,
     record_of: Make,
-    checkpoints: Path,
+    checkpoints: Location,
     client: MlflowClient,
     artifact_text: Callable[[str, str, str], str],
 ) -> None:
@@ -85,7 +85,7 @@ def test_a_resumed_training_keeps_where_the_steps_of_earlier_epochs_went(
     names = {item.path for item in client.list_artifacts(run.run_id)}
     assert names >= {"learning_curves.png", "where_the_step_goes.png"}
     # Where its file is lost there are no rows of the first epochs, and the right numbers from then on.
-    (checkpoints / FILE_NAME).unlink()
+    checkpoints.remove(FILE_NAME)
     assert [row["epoch"] for row in PhaseTable(checkpoints, 12).add(ONE_RANK, epoch=4, step=16)] == [4]
 
 
@@ -148,30 +148,30 @@ def test_curves_by_step_have_no_times_of_a_step_that_compiles(
 
 def test_a_table_that_cannot_be_read_is_begun_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / FILE_NAME).write_text("[{")
-    assert [row["epoch"] for row in PhaseTable(tmp_path, 4).add(ONE_RANK, epoch=2, step=8)] == [2]
+    assert [row["epoch"] for row in PhaseTable(Location.at(tmp_path), 4).add(ONE_RANK, epoch=2, step=8)] == [2]
     assert f"{FILE_NAME} cannot be read" in caplog.text
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
 def test_behind_a_url_the_records_of_an_epoch_are_there_before_its_checkpoint(s3_folder: str) -> None:
-    place, run = RemotePath(s3_folder) / "run", TrackedRun("", "offline-1")
+    place, run = Location(s3_folder) / "run", TrackedRun("", "offline-1")
     first = Record(run, place / "checkpoints", lambda step: 0.1, start_step=0)
     first.write_epoch([EPOCH], {}, TWO_RANKS, step=4)
     # Its machine is lost between the checkpoint and the next call.
-    assert set(place.folder.files()) >= {"checkpoints/phases.json", "journal/rank-0/entries.jsonl"}
+    assert set(place.files()) >= {"checkpoints/phases.json", "journal/rank-0/entries.jsonl"}
     again = Record(run, place / "checkpoints", lambda step: 0.1, start_step=4)
     again.write_epoch([EPOCH, EPOCH], {}, ONE_RANK, step=8)
     again.hold(8)
     assert again.write_end({}, {}, steps=8) == ("", "tracking.offline=true")
-    lines = [json.loads(line) for line in place.folder.read("journal/rank-0/entries.jsonl").splitlines()]
+    lines = [json.loads(line) for line in place.read("journal/rank-0/entries.jsonl").splitlines()]
     points = [point for line in lines for point in line.get("content", {}).get("points", [])]
     assert [step for name, step, *_ in points if name == "train/loss"] == [4, 8]
     (table,) = (line for line in lines if line.get("path") == "where_the_step_goes.json" and line["after_step"] == 8)
-    rows = json.loads(place.folder.read(f"journal/rank-0/files/{table['content']['file']}"))["data"]
+    rows = json.loads(place.read(f"journal/rank-0/files/{table['content']['file']}"))["data"]
     assert [row[:2] for row in rows] == [[1, 0], [1, 1], [2, 0]]
 
 
-def test_an_epoch_without_steps_has_no_times_of_a_step(record_of: Make, checkpoints: Path) -> None:
+def test_an_epoch_without_steps_has_no_times_of_a_step(record_of: Make, checkpoints: Location) -> None:
     nothing_left = EpochResult(0.5, 0.0, 0.0, measured_steps=0, measured_seconds=0.004)
     metrics = epoch_metrics(nothing_left, divide(np.full((1, 7), 0.004)), {}, None, {"time/epoch": 2.0})
     times = [name for name in metrics if name.startswith("time/")]

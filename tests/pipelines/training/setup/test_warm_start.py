@@ -12,6 +12,7 @@ from conf.load import load
 from conf.schema import RunConfig
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.launch.rank.report import ATTEMPT_VARIABLE
+from pipelines.storage.folder import Location
 from pipelines.tracking.models.model_metadata import ModelMetadata
 from pipelines.tracking.models.models import log_model
 from pipelines.tracking.store.runs import start_run
@@ -49,16 +50,16 @@ def stem(model: keras.Model) -> np.ndarray:
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> tuple[Path, keras.Model]:
+def checkpoint(tmp_path: Path) -> tuple[Location, keras.Model]:
     earlier = config("input.bands=[red, blue]")
     model = model_of(earlier, 1)
     variables = [*model.variables, *make_optimizer(earlier.optimizer, model).variables]
     settings = {**recorded_settings(earlier), **dataset_names(MANIFEST, earlier.input.bands)}
     state = TrainingState(1, 4, 0, 8, "run", MANIFEST.fingerprint, [], settings=settings)
-    return save_checkpoint(tmp_path, state, variables), model
+    return save_checkpoint(Location.at(tmp_path), state, variables), model
 
 
-def test_a_checkpoint_knows_its_bands_and_classes(checkpoint: tuple[Path, keras.Model]) -> None:
+def test_a_checkpoint_knows_its_bands_and_classes(checkpoint: tuple[Location, keras.Model]) -> None:
     path, earlier = checkpoint
     settings = (f"warm_start.source={path}", "input.bands=[blue, green]")
     model, lines = begin(*settings)
@@ -78,7 +79,7 @@ def test_a_checkpoint_knows_its_bands_and_classes(checkpoint: tuple[Path, keras.
     [("2", ".", True), ("2", "empty", False), ("1", ".", False)],  # "empty": it died before its first checkpoint
 )
 def test_a_further_attempt_with_a_checkpoint_needs_no_source(
-    checkpoint: tuple[Path, keras.Model], attempt: str, folder: str, begins: bool, monkeypatch: pytest.MonkeyPatch
+    checkpoint: tuple[Location, keras.Model], attempt: str, folder: str, begins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen, one = config("warm_start.source=/nowhere/model.keras"), SimpleNamespace(rank=0)
     monkeypatch.setenv(ATTEMPT_VARIABLE, attempt)

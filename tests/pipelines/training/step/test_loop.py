@@ -15,6 +15,7 @@ from models.layers.mixup import mixing_coefficients
 from models.schedules import constant, gradual_warmup
 from pipelines.dataset.read.reader import Batch
 from pipelines.launch.rank.report import StoppedOnRequest
+from pipelines.storage.folder import Location
 from pipelines.training.checkpoint.checkpoints import Checkpoints
 from pipelines.training.checkpoint.state import TrainingState, newest_state
 from pipelines.training.modes.synchronous import Synchronous
@@ -203,7 +204,7 @@ def test_a_codec_that_overflows_stops_the_step_before_its_update(
         return inner(images, targets, seeds)
 
     initial = TrainingState(0, 0, 0, 4, "run", "data", [])
-    checkpoints = Checkpoints(tmp_path, initial, model.variables, exchange, one_rank)
+    checkpoints = Checkpoints(Location.at(tmp_path), initial, model.variables, exchange, one_rank)
 
     class EveryStep(Saver):
         def save(self, step: int, losses: LossTotal, seconds: float) -> None:
@@ -214,7 +215,7 @@ def test_a_codec_that_overflows_stops_the_step_before_its_update(
         match=r"mean of the gradients is not finite at step 2 after exchange\.codec=fp16, .* lower exchange\.codec\.",
     ):
         one_epoch(6, step, 0, optimizer=optimizer, saver=EveryStep(1))
-    path, state = newest_state(tmp_path)
+    path, state = newest_state(Location.at(tmp_path))
     with np.load(path) as saved:  # the weights are those of the step before
         (kernel,) = [saved[name] for name in saved.files if name.endswith("kernel")]
     np.testing.assert_array_equal(kernel, model.trainable_variables[0])
