@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from conf.combinations import choice_at, value_at
-from conf.schema import RunConfig
+from conf.schema import RunConfig, choice_at, value_at
 from conf.sections.codecs import DGCConfig
 from conf.sections.mode_declaration import Idle
 from conf.sections.modes import ALONE
@@ -26,20 +25,12 @@ class Rule:
     """Whether the other key usually differs between runs. If so, a file may set this key without an error."""
 
 
-def _without_residual(config: RunConfig) -> bool:
-    return not config.exchange.codec.keeps_residual
-
-
 def _without_epochs(config: RunConfig) -> bool:
     return all(place.epochs is None for _, place in [*config.schedule.places(), *config.input.places()])
 
 
 def _is_alone(config: RunConfig) -> bool:
     return config.launch.num_workers == 1
-
-
-def _is_one_rank_of_all(config: RunConfig) -> bool:
-    return config.model.batch_norm_ranks == "all" and _is_alone(config)
 
 
 def _looks_ahead_without_momentum(config: RunConfig) -> bool:
@@ -53,10 +44,6 @@ def _adapts_nothing(config: RunConfig) -> bool:
     return isinstance(optimizer, LARSConfig) and {*optimizer.roles()["unadapted"]} >= {*get_args(Role)}
 
 
-def _normalises_no_residual(config: RunConfig) -> bool:
-    return isinstance(config.model, ResNetCifarConfig) and config.model.preactivation
-
-
 def _excludes_from_nothing(config: RunConfig) -> bool:
     optimizer = config.optimizer
     gives_unadapted = isinstance(optimizer, LayerwiseConfig) and optimizer.unadapted_roles is None
@@ -65,10 +52,6 @@ def _excludes_from_nothing(config: RunConfig) -> bool:
 
 def _registers_nothing(config: RunConfig) -> bool:
     return config.tracking.registered_model is None
-
-
-def _traces_nothing(config: RunConfig) -> bool:
-    return config.training.trace_steps is None
 
 
 def _scores_with_keras(config: RunConfig) -> bool:
@@ -87,24 +70,32 @@ RULES = (
         per_run=True,
     ),
     Rule("launch.recover_every_steps", lambda c: c.launch.recover == "restart", "launch.recover=restart keeps nothing"),
-    Rule("training.tensorflow_profiler", _traces_nothing, "training.trace_steps=null records no steps"),
+    Rule(
+        "training.tensorflow_profiler",
+        lambda c: c.training.trace_steps is None,
+        "training.trace_steps=null records no steps",
+    ),
     Rule("schedule.recipe_epochs", _without_epochs, "no place of the schedule is in epochs"),
     Rule("optimizer.scaling", lambda c: c.optimizer.learning_rate is not None, "optimizer.learning_rate is absolute"),
     Rule("optimizer.nesterov", _looks_ahead_without_momentum, "optimizer.momentum=0 has nothing to look ahead with"),
     Rule("optimizer.trust_coefficient", _adapts_nothing, _ALL_UNADAPTED),
     Rule("optimizer.epsilon", _adapts_nothing, _ALL_UNADAPTED),
     Rule("optimizer.excluded_roles", _excludes_from_nothing, "optimizer.weight_decay=0 decays no variable"),
-    Rule("model.batch_norm_ranks", _is_one_rank_of_all, ALONE, per_run=True),
+    Rule("model.batch_norm_ranks", lambda c: c.model.batch_norm_ranks == "all" and _is_alone(c), ALONE, per_run=True),
     Rule(
         "model.zero_init_residual",
-        _normalises_no_residual,
+        lambda c: isinstance(c.model, ResNetCifarConfig) and c.model.preactivation,
         "with model.preactivation no normalisation ends a block",
     ),
     Rule("launch.exchange_timeout_seconds", _is_alone, ALONE, per_run=True),
     Rule("exchange.bucket_mib", _is_alone, ALONE, per_run=True),
     Rule("exchange.dense_below", lambda c: c.exchange.codec.name == "none", "with exchange.codec=none all is float32"),
     Rule("exchange.warmup_steps", lambda c: c.exchange.codec.name == "none", "with exchange.codec=none all is float32"),
-    Rule("exchange.rescale_residual", _without_residual, "this exchange.codec keeps no residual"),
+    Rule(
+        "exchange.rescale_residual",
+        lambda c: not c.exchange.codec.keeps_residual,
+        "this exchange.codec keeps no residual",
+    ),
     Rule(
         "exchange.codec.nesterov",
         lambda c: isinstance(c.exchange.codec, DGCConfig) and not c.exchange.codec.momentum,

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.shell import cli
-from jobs.shell.command import say
-from jobs.shell.result import Result
+from jobs.shell.command import Result, say
 from pipelines.dataset.format.order import steps_per_epoch
 from pipelines.dataset.read.buffers import BufferPool
 from pipelines.dataset.read.cache import default_cache_folder
@@ -101,9 +100,9 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
         )
     say(
         f"{arguments.dataset}, {arguments.split}: {len(reader):,} rows of {reader.row_bytes:,} bytes, opened in "
-        f"{time.perf_counter() - started:.2f} s"
+        f"{time.perf_counter() - started:.2f} s",
+        _CHECKSUMS[arguments.verify],
     )
-    say(_CHECKSUMS[arguments.verify])
     if reader.window_rows is not None:
         say(f"larger than the cache: shuffled among {reader.window_rows:,} rows at a time")
     epochs: list[tuple[str, float | None]] = [("from memory" if number else "first", None) for number in range(3)]

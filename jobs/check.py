@@ -8,14 +8,13 @@ from pyspark.sql import SparkSession
 
 from conf.schema import RunConfig
 from jobs.shell import cli
-from jobs.shell.command import USER_ERROR, exit_code, message_of, read_config, say
-from jobs.shell.display import CheckDisplay
+from jobs.shell.command import USER_ERROR, Result, exit_code, message_of, read_config, say
+from jobs.shell.display import Bar
 from jobs.shell.paths import with_absolute_paths
 from jobs.shell.ranks import barrier_runner, check_slots
-from jobs.shell.result import Result
 from jobs.shell.session import spark_session
 from jobs.train import experiment_of_new_run, with_run_to_resume
-from pipelines.dataset.read.verify import verify_dataset
+from pipelines.dataset.read.verify import CheckProgress, verify_dataset
 from pipelines.launch.driver.preflight import check_encryption
 from pipelines.storage.locations import absolute_location
 from pipelines.tracking.store import store
@@ -90,8 +89,13 @@ def check_rows(dataset: str) -> str:
         FileNotFoundError: The dataset does not exist.
         ValueError: The dataset is damaged; the message has a line for each damaged shard.
     """
-    with closing(CheckDisplay()) as display:
-        found = verify_dataset(absolute_location(dataset), progress=display)
+    with closing(Bar("row")) as bar:
+
+        def show(progress: CheckProgress) -> None:
+            damaged = f"{progress.damaged_shards} damaged shards"
+            bar.move("", progress.done, progress.total, damaged, f"{progress.done}/{progress.total} rows, {damaged}")
+
+        found = verify_dataset(absolute_location(dataset), progress=show)
     if not found.is_whole:
         raise ValueError("\n         ".join([f"{dataset} is damaged:", *map(str, found.damaged), *found.problems]))
     return f"{dataset}: {found.rows:,} rows in {found.shards:,} shards are whole"

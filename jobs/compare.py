@@ -8,16 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobs.shell import cli
-from jobs.shell.command import say
-from jobs.shell.outputs import check_outputs
-from jobs.shell.result import Result
+from jobs.shell.command import Result, say
+from jobs.shell.paths import check_outputs
 from pipelines.comparison.facts import chosen_metric
 from pipelines.comparison.grid_results import cells_of, read_lines, runs_of
 from pipelines.comparison.groups import Part, default_target, parts_of
-from pipelines.comparison.notebook import curves_of, html_of, table_of
-from pipelines.comparison.page import comparison_page, notes_of
-from pipelines.comparison.run import CURVE_GROUPS, CURVES, ComparedRun, compared_run
-from pipelines.comparison.saved import SAVED_MARK, read_runs, save_runs, write_text
+from pipelines.comparison.page import comparison_page, curves_of, html_of, notes_of, table_of
+from pipelines.comparison.run import (
+    CURVE_GROUPS,
+    CURVES,
+    SAVED_MARK,
+    ComparedRun,
+    compared_run,
+    read_runs,
+    save_runs,
+    write_text,
+)
 from pipelines.comparison.tables import CSV_MARK, recipe_rows, runs_csv, table_csv
 from pipelines.dataset.report.html import PAGE_MARK
 from pipelines.dataset.report.tables import shorten
@@ -239,13 +245,11 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
         target=arguments.target,
     )
     compared.write(folder)
-    for line in lines_of(compared):
-        say(line)
+    say(*lines_of(compared))
     if arguments.save is not None:
         save_runs(compared.runs, arguments.save)
         say(f"saved   {arguments.save}")
-    say(f"report  {folder / 'report.html'}")
-    say(f"tables  {folder / 'table.csv'}, {folder / 'runs.csv'}")
+    say(f"report  {folder / 'report.html'}", f"tables  {folder / 'table.csv'}, {folder / 'runs.csv'}")
 
 
 if __name__ == "__main__":

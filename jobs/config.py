@@ -3,8 +3,7 @@
 import argparse
 
 from conf.describe import to_yaml
-from jobs.shell.command import read_config, say
-from jobs.shell.result import Result
+from jobs.shell.command import Result, read_config, say
 
 
 def main(arguments: argparse.Namespace, result: Result) -> None:

@@ -14,12 +14,10 @@ from conf.schema import RunConfig
 from jobs.evaluate import evaluate
 from jobs.prepare import prepare
 from jobs.shell import cli
-from jobs.shell.command import say
+from jobs.shell.command import Result, say
 from jobs.shell.paths import setting_of
-from jobs.shell.result import Result
 from jobs.train import TrainedRun, train
-from models.baselines import constant_counts, frequent_classes
-from models.metrics import f1_micro
+from models.metrics import constant_counts, f1_micro, frequent_classes
 from pipelines.archives.synthetic.files import generate_bigearthnet_v2
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.storage.locations import absolute_location, is_url
@@ -156,8 +154,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     ]
     config = load(arguments.config, settings)
     shown = demo(config, generated, result)
-    for line in table(config, shown):
-        say(line)
+    say(*table(config, shown))
     if own is None and not arguments.set and not learnt(shown):
         raise RuntimeError("training did not beat its first epoch and the baseline: please report this")
 

@@ -6,18 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.shell import cli
-from jobs.shell.command import say
-from jobs.shell.outputs import PLOT_MARK, check_outputs, save_plot
-from jobs.shell.result import Result
+from jobs.shell.command import Result, say
+from jobs.shell.paths import PLOT_MARK, check_outputs, save_plot
 from pipelines.scaling.achieved import wires_on
 from pipelines.scaling.collectives import Topology
 from pipelines.scaling.estimate import STRONG, WEAK, Job, Network, Row, fastest, predict
 from pipelines.scaling.fit import Parameters, fit, resampled
 from pipelines.scaling.measurements import Measurements, read_measurements
 from pipelines.scaling.named_link import Link
-from pipelines.scaling.plots import figure_of
 from pipelines.scaling.recorded import CURVES, RECORDED_LINK, combined, measurements_of
-from pipelines.scaling.tables import CSV_MARK, csv_of, lines_of
+from pipelines.scaling.tables import CSV_MARK, csv_of, figure_of, lines_of
 from pipelines.storage.whole_files import os_errors_as, write_whole
 
 _DRAWS = 200
@@ -104,13 +102,9 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
             f"{arguments.global_batch_size}: nothing to predict"
         )
     title = f"{measurements.model}, {hosts.link.label if hosts.link else 'link of the recorded trainings'}"
-    for line in notes_of(measurements, rows, intervals=draws is not None):
-        say(line)
+    say(*notes_of(measurements, rows, intervals=draws is not None))
     for kind, each in found.items():
-        say("")
-        say(f"{kind} scaling, predicted: {title}, buckets of {arguments.bucket_mib} MiB")
-        for line in lines_of(each, _DENSE):
-            say(line)
+        say("", f"{kind} scaling, predicted: {title}, buckets of {arguments.bucket_mib} MiB", *lines_of(each, _DENSE))
         most = max((row.workers for row in each), default=None)
         if most is not None:
             say(_fastest_line(parameters, hosts.network, kind, batches[kind], most, codecs, bucket))
@@ -143,9 +137,7 @@ def _write(rows: Sequence[Row], title: str, table: Path, picture: Path) -> None:
     with os_errors_as(ValueError, f"--output {table.parent} cannot be written"):
         write_whole(table, csv_of(rows).encode())
         save_plot(figure_of(rows, title), picture)
-    say("")
-    say(f"table   {table}")
-    say(f"picture {picture}")
+    say("", f"table   {table}", f"picture {picture}")
 
 
 def _batches(arguments: argparse.Namespace) -> dict[str, int]:

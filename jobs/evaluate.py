@@ -3,17 +3,14 @@
 import argparse
 import logging
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from conf.schema import RunConfig
 from jobs.shell import cli
-from jobs.shell.command import read_config, say
-from jobs.shell.outputs import check_outputs
-from jobs.shell.paths import with_absolute_paths
-from jobs.shell.result import Result, model_uri_of
+from jobs.shell.command import Result, model_uri_of, read_config, say
+from jobs.shell.paths import check_outputs, with_absolute_paths
+from jobs.shell.records import not_taken, start_run_of_model, write_run
 from jobs.shell.session import spark_session
 from models.metrics import Metric, imported_metric
 from pipelines.dataset.format.manifest import Manifest, read_manifest
@@ -29,18 +26,16 @@ from pipelines.storage.folder import Location
 from pipelines.storage.locations import absolute_path
 from pipelines.storage.whole_files import write_whole
 from pipelines.tracking.journal.writer import RunWriter
-from pipelines.tracking.store import revision
-from pipelines.tracking.store.experiments import chosen_experiment
-from pipelines.tracking.store.runs import ended, has_run, start_child_run, start_run
+from pipelines.tracking.store.runs import ended
 from pipelines.tracking.store.served import ServedModel, find_model, keep_thresholds, read_model_file
-from pipelines.tracking.store.store import TrackedRun, TrackingError, tracking_uri
+from pipelines.tracking.store.store import TrackedRun, TrackingError
 from pipelines.training.driver.checks import check_own_metrics
 from pipelines.training.driver.trial import try_metrics
 from pipelines.training.ranks.results import Evaluation
 from pipelines.training.record.plots import per_class_bars
-from pipelines.training.setup.description import dataset_facts
 from pipelines.training.setup.input import reader_settings
 
+_REMEDY = "Evaluate again to record them"
 _log = logging.getLogger(__name__)
 
 
@@ -192,34 +187,23 @@ def _record(
     Raises:
         TrackingError: The store does not accept the scores; they are in the message.
     """
-    parent = TrackedRun(tracking_uri(), served.metadata.run_id or "")
-    symmetries, facts = config.evaluate.test_time_augmentation, dataset_facts(config.dataset.path, manifest)
-    name = f"evaluate {split}" if symmetries is None else f"evaluate {split} {symmetries}"
-    parameters = {
-        "model": served.uri,
-        "model_id": served.model_id,
-        "dataset": config.dataset.path,
-        "dataset_fingerprint": manifest.fingerprint,
-        "split": split,
-    }
+    symmetries = config.evaluate.test_time_augmentation
+    parameters = {"split": split}
     if symmetries is not None:
         parameters["test_time_augmentation"] = symmetries
-    tags = {"mlflow.source.name": "groundswell evaluate", "mlflow.source.type": "JOB", **revision.tags()}
-    about: dict[str, Any] = {"dataset": facts, "context": "evaluation"}
+    name = " ".join(["evaluate", split, *filter(None, [symmetries])])
     try:
-        known = served.metadata.run_id is not None and has_run(parent)
-        if known:
-            child = start_child_run(parent, name, parameters, tags, **about)
-        else:
-            child = start_run(chosen_experiment(config.tracking.experiment), name, parameters, tags, **about)
+        child, parent = start_run_of_model(
+            config, served, manifest, parameters, verb="evaluate", name=name, context="evaluation"
+        )
     except (TrackingError, ValueError) as error:  # the store is away, or its experiment was deleted
-        raise _not_taken(measured, str(error)) from None
+        raise not_taken(measured.metrics, str(error), _REMEDY) from None
     step, own = served.metadata.optimizer_steps, list(config.training.metrics)
     with ended(child):
         _write(child, measured, _group(config, split), own, step, page)
-    if known and served.metadata.dataset_fingerprint != manifest.fingerprint:
+    if parent is not None and served.metadata.dataset_fingerprint != manifest.fingerprint:
         _log.warning("the training had another dataset than this one: the scores are in run %s only", child.run_id)
-    elif known and split != TRAINING_SPLIT:  # the training has written the curves of its own split
+    elif parent is not None and split != TRAINING_SPLIT:  # the training has written the curves of its own split
         weights = split if served.metadata.ema is None else f"{split}_ema"
         _write(parent, measured, _group(config, weights), own, step, None)
     return child
@@ -233,8 +217,8 @@ def _write(
     Raises:
         TrackingError: The store does not accept the scores; they are in the message.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        writer = RunWriter(run, Path(folder, "journal"), own_metrics=own_metrics)
+
+    def write(writer: RunWriter) -> None:
         writer.metrics({f"{split}/{name}": value for name, value in measured.metrics.items()}, step=step)
         writer.table(measured.per_class, f"per_class_{split}.json")
         writer.figure(per_class_bars(measured.per_class, split), f"per_class_{split}.png")
@@ -245,15 +229,9 @@ def _write(
             if measured.pairs:
                 writer.table(measured.pairs, f"label_pairs_{split}.json")
             writer.table(_reliability_rows(measured), f"reliability_{split}.json")
-        reason = writer.drain()
-        writer.close()
-    if reason:
-        raise _not_taken(measured, reason)
 
-
-def _not_taken(measured: Measured, reason: str) -> TrackingError:
-    scores = ", ".join(f"{name} {value:.4f}" for name, value in measured.metrics.items())
-    return TrackingError(f"MLflow did not take the scores ({reason}): {scores}. Evaluate again to record them")
+    if reason := write_run(run, write, own_metrics=own_metrics):
+        raise not_taken(measured.metrics, reason, _REMEDY)
 
 
 def _reliability_rows(measured: Measured) -> list[dict[str, float]]:
@@ -283,8 +261,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     result.dataset, result.model_uri = config.dataset.path, model_uri_of(arguments.model)
     evaluation = evaluate(config, result.model_uri, arguments.split)
     result.metrics = {f"{evaluation.split}/{name}": value for name, value in evaluation.metrics.items()}
-    for line in per_class_lines(evaluation):
-        say(line)
+    say(*per_class_lines(evaluation))
     for name, value in evaluation.metrics.items():
         say(f"{name}: {value:.4f}")
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from conf.sections.training import TrainingConfig
 from jobs.shell import cli
-from jobs.shell.command import say
-from jobs.shell.result import Result
+from jobs.shell.command import Result, say
 from pipelines.machine.packages import MODEL, require
 from pipelines.storage.folder import Location
 from pipelines.storage.locations import absolute_location

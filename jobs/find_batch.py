@@ -5,10 +5,9 @@ import argparse
 from conf.schema import RunConfig
 from conf.sections.schedules import ConstantConfig, NoWarmupConfig, ScheduleConfig
 from jobs.shell import cli
-from jobs.shell.command import read_config, say
+from jobs.shell.command import Result, read_config, say
 from jobs.shell.paths import with_absolute_paths
 from jobs.shell.ranks import barrier_runner, check_slots
-from jobs.shell.result import Result
 from jobs.shell.session import spark_session
 from pipelines.sample import TRAINING_SPLIT
 from pipelines.training import entry
@@ -90,8 +89,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     """
     config = read_config(arguments)
     search = find_batch(config, arguments.at_most, result)
-    for line in lines_of(search):
-        say(line)
+    say(*lines_of(search))
     if search.found is None:
         raise RuntimeError(
             f"a batch of {search.trials[0].batch_size} does not fit {FRACTION:.0%} of {search.limit.source}: give "

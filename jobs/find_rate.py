@@ -2,25 +2,22 @@
 
 import argparse
 import math
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from conf.schema import RunConfig
 from jobs.shell import cli
-from jobs.shell.command import read_config, say
+from jobs.shell.command import Result, read_config, say
 from jobs.shell.display import Bar
-from jobs.shell.outputs import PLOT_MARK, check_outputs, save_plot
-from jobs.shell.paths import with_absolute_paths
-from jobs.shell.ranks import barrier_runner, check_slots
-from jobs.shell.result import Result
+from jobs.shell.paths import PLOT_MARK, check_outputs, save_plot, with_absolute_paths
+from jobs.shell.ranks import ShortageHint, barrier_runner, check_slots
+from jobs.shell.records import tags_of, write_run
 from jobs.shell.session import spark_session
-from jobs.shell.shortage import ShortageHint
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.storage.locations import redacted
 from pipelines.tracking.journal.writer import Point, RunWriter, now
-from pipelines.tracking.store import revision, runs, store
+from pipelines.tracking.store import runs, store
 from pipelines.tracking.store.experiments import chosen_experiment
 from pipelines.tracking.store.store import TrackedRun
 from pipelines.training import entry
@@ -55,10 +52,10 @@ def find_rate(config: RunConfig, rates: Sequence[float], result: Result) -> Rang
         with _recorded(config, manifest) as run:
             say(f"MLflow run {run.run_id} in {redacted(run.uri)}")
             result.run_id = run.run_id
-            display, shortage = _Display(), ShortageHint(config)
+            bar, shortage = Bar("step"), ShortageHint(config)
 
             def on_event(event: Event) -> None:
-                display(event)
+                _show(bar, event)
                 shortage.take(event)
 
             runner = barrier_runner(
@@ -70,7 +67,7 @@ def find_rate(config: RunConfig, rates: Sequence[float], result: Result) -> Rang
                 shortage.say(error)
                 raise
             finally:
-                display.close()
+                bar.close()
             _record(run, test)
     return test
 
@@ -123,22 +120,14 @@ def write_plot(test: RangeTest, suggestion: Suggestion | None, path: Path) -> No
     save_plot(range_test_curve(test.points, suggestion), path)
 
 
-class _Display:
-    """Shows the events of rank 0 in the test."""
-
-    def __init__(self) -> None:
-        self._bar = Bar("step")
-
-    def __call__(self, event: Event) -> None:
-        match event:
-            case Compiling():
-                say("compiling the training step, which takes a minute or two with some codecs")
-            case RateTried(step=step, steps=steps):
-                text = f"rate {event.rate:.3g}, smoothed loss {event.smoothed_loss:.4f}"
-                self._bar.move("range test", step, steps, text, f"step {step}/{steps}: {text}")
-
-    def close(self) -> None:
-        self._bar.close()
+def _show(bar: Bar, event: Event) -> None:
+    """Show an event of rank 0 in the test."""
+    match event:
+        case Compiling():
+            say("compiling the training step, which takes a minute or two with some codecs")
+        case RateTried(step=step, steps=steps):
+            text = f"rate {event.rate:.3g}, smoothed loss {event.smoothed_loss:.4f}"
+            bar.move("range test", step, steps, text, f"step {step}/{steps}: {text}")
 
 
 def _run_name(config: RunConfig) -> str:
@@ -148,12 +137,7 @@ def _run_name(config: RunConfig) -> str:
 @contextmanager
 def _recorded(config: RunConfig, manifest: Manifest) -> Iterator[TrackedRun]:
     """Create a run for the test, and end it with the status of the block."""
-    tags = {
-        "mlflow.source.name": "groundswell find-rate",
-        "mlflow.source.type": "JOB",
-        "dataset_fingerprint": manifest.fingerprint,
-        **revision.tags(),
-    }
+    tags = {**tags_of("find-rate"), "dataset_fingerprint": manifest.fingerprint}
     facts = dataset_facts(config.dataset.path, manifest)
     parameters = parameters_of(config, manifest)
     run = runs.start_run(
@@ -171,14 +155,13 @@ def _record(run: TrackedRun, test: RangeTest) -> None:
         for name, value in values.items():
             if math.isfinite(value):
                 curves.setdefault(f"range_test/{name}", []).append(Point(step, value, now()))
-    with tempfile.TemporaryDirectory() as folder:
-        writer = RunWriter(run, Path(folder, "journal"))
+
+    def write(writer: RunWriter) -> None:
         writer.curves(curves)
         writer.figure(range_test_curve(test.points, suggestion), "range_test.png")
         writer.tags({"range_test.suggestion": f"{suggestion.rate:.6g}" if suggestion else "none"})
-        reason = writer.drain()
-        writer.close()
-    if reason:
+
+    if reason := write_run(run, write):
         say(f"MLflow did not take the range test: {reason}")
 
 
@@ -192,8 +175,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     high = peak * _ABOVE_PEAK if arguments.high is None else arguments.high
     test = find_rate(config, rising_rates(low, high, arguments.steps), result)
     suggestion = suggest(test.points)
-    for line in [*table(test.points, suggestion), *conclusion(config, test, suggestion)]:
-        say(line)
+    say(*table(test.points, suggestion), *conclusion(config, test, suggestion))
     if suggestion is not None:
         result.metrics = {"learning_rate": suggestion.rate}
     if arguments.plot is not None:

@@ -2,7 +2,6 @@
 
 import argparse
 import shlex
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,9 +14,9 @@ from conf.schema import RunConfig
 from jobs.grids.cells import PlannedCell, named, plan_cells
 from jobs.grids.grid_records import CELL_TAG, add_unread, ended_run, line_of, parent_of
 from jobs.shell import cli
-from jobs.shell.command import JobsFailedError, exit_code, message_of, say
-from jobs.shell.outputs import check_outside_datasets
-from jobs.shell.result import Result
+from jobs.shell.command import JobsFailedError, Result, exit_code, message_of, say
+from jobs.shell.paths import check_outside_datasets
+from jobs.shell.records import tags_of, write_run
 from jobs.shell.session import spark_session
 from jobs.train import train_on
 from pipelines.comparison.grid_results import CellLine, GridLine, ResultsFile, cells_of, estimated_seconds, read_lines
@@ -25,8 +24,7 @@ from pipelines.comparison.tables import duration
 from pipelines.launch.driver.preflight import check_cluster
 from pipelines.storage.locations import redacted
 from pipelines.tracking.journal.local_run import DESCRIPTION_TAG
-from pipelines.tracking.journal.writer import RunWriter
-from pipelines.tracking.store import revision, runs, store
+from pipelines.tracking.store import runs, store
 from pipelines.tracking.store.recorded import DIVERGED_TAG, PARENT_TAG, TaggedRun, runs_with_tag
 from pipelines.tracking.store.store import TrackedRun
 from pipelines.training.checkpoint.files import list_checkpoints
@@ -54,8 +52,7 @@ class Grid:
         """
         waiting = open_cells(self._cells, self._results.cells)
         for place, planned in enumerate(waiting, 1):
-            say("")
-            say(f"cell {planned.cell.number}: {planned.cell.text}")
+            say("", f"cell {planned.cell.number}: {planned.cell.text}")
             planned.check_dataset_stays()
             line = self._result_of(spark, planned)
             self._results.append(line)
@@ -168,7 +165,8 @@ def run_grid(cells: Sequence[PlannedCell], results: ResultsFile, name: str, text
         result.run_id, result.continue_with = parent.run_id, []
         say(f"{len(waiting)} of {len(cells)} cells to train, in MLflow children of run {parent.run_id}")
         with runs.ended(parent):
-            _write_grid_file(parent, text)
+            if reason := write_run(parent, lambda writer: writer.text(text, "grid.yaml")):
+                say(f"MLflow did not take the grid file: {reason}")
             grid = Grid(cells, results, parent)
             grid.train(spark)
     failed = [line for each in cells if (line := results.cells.get(each.digest)) is not None and not line.is_done]
@@ -189,20 +187,9 @@ def _parent(results: ResultsFile, experiment: str, name: str) -> TrackedRun:
         "The trainings of this grid are the runs below this one: the + before its name shows them and their charts. "
         f"`groundswell compare --experiment {experiment} --children` compares them."
     )
-    tags = {"mlflow.source.name": "groundswell grid", "mlflow.source.type": "JOB", DESCRIPTION_TAG: about}
-    parent = runs.start_run(experiment, name, {}, {**tags, **revision.tags()})
+    parent = runs.start_run(experiment, name, {}, {**tags_of("grid"), DESCRIPTION_TAG: about})
     results.append(GridLine(parent=parent.run_id, experiment=experiment))
     return parent
-
-
-def _write_grid_file(parent: TrackedRun, text: str) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        writer = RunWriter(parent, Path(folder, "journal"))
-        writer.text(text, "grid.yaml")
-        reason = writer.drain()
-        writer.close()
-    if reason:
-        say(f"MLflow did not take the grid file: {reason}")
 
 
 def _config_of(planned: PlannedCell, continued: str | None) -> RunConfig:
@@ -240,8 +227,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     cells, text = plan_cells(arguments), arguments.grid.read_text()  # the file may be changed while cells train
     result.dataset = cells[0].config.dataset.path
     if arguments.dry_run:
-        for line in plan_lines(cells, cells_of(read_lines(path) if path.exists() else [])):
-            say(line)
+        say(*plan_lines(cells, cells_of(read_lines(path) if path.exists() else [])))
         return
     results = ResultsFile(path)
     try:
@@ -249,8 +235,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     finally:
         results.close()
         _say_states(cells, results.cells)
-    say(f"results  {path}")
-    say(f"compare  groundswell compare --results {shlex.quote(str(path))}")
+    say(f"results  {path}", f"compare  groundswell compare --results {shlex.quote(str(path))}")
 
 
 def _say_states(cells: Sequence[PlannedCell], lines: Mapping[str, CellLine]) -> None:

@@ -4,9 +4,8 @@ import argparse
 from collections.abc import Callable
 
 from conf.describe import members, shipped
-from jobs.shell.command import say
+from jobs.shell.command import Result, say
 from jobs.shell.options import LISTED
-from jobs.shell.result import Result
 from pipelines.tracking import metrics
 
 _LISTS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from conf.schema import RunConfig
 from conf.sections.archives import TableConfig
 from jobs.shell import cli
-from jobs.shell.command import read_config, say
-from jobs.shell.display import PrepareDisplay
+from jobs.shell.command import Result, read_config, say
+from jobs.shell.display import SamplesDisplay
 from jobs.shell.paths import dataset_location
-from jobs.shell.result import Result
 from jobs.shell.session import spark_session
 from pipelines.archives.archive import Archive
 from pipelines.archives.images.frame import write_frame
@@ -49,7 +48,7 @@ def prepare(config: RunConfig, table: "DataFrame | None" = None) -> Manifest:
     with spark_session("groundswell prepare", config.launch.master, runs_on_connect=True) as spark:
         if table is not None:
             _write_table(table, config, archive, dataset)
-        with closing(PrepareDisplay()) as display:
+        with closing(SamplesDisplay()) as display:
             return prepare_dataset(
                 spark,
                 archive,

@@ -1,34 +1,28 @@
 """`groundswell probe`: measures a linear head on the frozen features of a logged model."""
 
 import argparse
-import tempfile
-from collections.abc import Mapping
 from contextlib import closing
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import numpy as np
 
 from conf.schema import RunConfig
 from conf.sections.probe import CoCoAConfig
 from jobs.shell import cli
-from jobs.shell.command import read_config, say
+from jobs.shell.command import Result, model_uri_of, read_config, say
 from jobs.shell.display import Bar
 from jobs.shell.paths import with_absolute_paths
 from jobs.shell.ranks import barrier_runner
-from jobs.shell.result import Result, model_uri_of
+from jobs.shell.records import not_taken, start_run_of_model, write_run
 from jobs.shell.session import spark_session
 from models.probes.head import LinearHead
 from pipelines.dataset.format.files import check_outside
 from pipelines.dataset.format.manifest import Manifest, read_manifest
 from pipelines.launch.driver.preflight import check_cluster
-from pipelines.probing import entry
-from pipelines.probing.extract import extract_features
+from pipelines.probing.extract import check_head, extract_features
 from pipelines.probing.features import Features, folder_of, identity_of
-from pipelines.probing.fitted import FittedHead
-from pipelines.probing.head_layer import check_head
-from pipelines.probing.measure import measure_head
-from pipelines.probing.result import Probed, comparison_lines, penalty_lines
+from pipelines.probing.fitted import FittedHead, fit
+from pipelines.probing.measure import Probed, comparison_lines, measure_head, penalty_lines
 from pipelines.sample import TEST_SPLIT, TRAINING_SPLIT, VALIDATION_SPLIT
 from pipelines.scoring.predict.model import ModelDescription, check_inputs_fit, describe
 from pipelines.scoring.report.evaluation import Measured
@@ -36,15 +30,13 @@ from pipelines.scoring.source import dataset_source
 from pipelines.storage.folder import Location
 from pipelines.storage.locations import absolute_location
 from pipelines.tracking.journal.writer import RunWriter
-from pipelines.tracking.store import revision
 from pipelines.tracking.store.experiments import chosen_experiment
-from pipelines.tracking.store.runs import check_store, ended, has_run, start_child_run, start_run
+from pipelines.tracking.store.runs import check_store, ended
 from pipelines.tracking.store.served import ServedModel, find_model, read_model_file
-from pipelines.tracking.store.store import TrackedRun, TrackingError, tracking_uri
+from pipelines.tracking.store.store import TrackedRun, TrackingError
 from pipelines.training.ranks.events import Event, PenaltyFitted
 from pipelines.training.ranks.results import Evaluation
 from pipelines.training.record.plots import per_class_bars
-from pipelines.training.setup.description import dataset_facts
 from pipelines.training.setup.input import reader_settings
 
 _NAME = "groundswell probe"
@@ -88,7 +80,7 @@ def probe(config: RunConfig, model_uri: str, result: Result | None = None) -> Pr
     identity = identity_of(model, file, manifest)
     with spark_session(_NAME, config.launch.master) as spark:
         check_cluster(spark, config.launch.num_workers, 0)
-        with closing(_Display()) as display:
+        with closing(Bar("sample")) as samples, closing(Bar("penalty")) as penalties:
             features = extract_features(
                 spark,
                 model,
@@ -99,15 +91,13 @@ def probe(config: RunConfig, model_uri: str, result: Result | None = None) -> Pr
                 batch_size=config.training.batch_size_per_worker,
                 threads=config.launch.threads_per_worker,
                 say=say,
-                progress=display.extracting,
+                progress=partial(_show_samples, samples),
             )
-            display.close()
+            samples.close()
             # NumPy computes the fit: GPUs are only for the features.
             launch = config.launch.model_copy(update={"gpus_per_worker": 0})
-            runner = barrier_runner(spark, launch, description=_NAME, on_event=display)
-            fitted: FittedHead = runner.run(
-                entry.fit, features, manifest.task, config.probe.solver, list(config.probe.l2)
-            )
+            runner = barrier_runner(spark, launch, description=_NAME, on_event=partial(_show_fit, penalties))
+            fitted: FittedHead = runner.run(fit, features, manifest.task, config.probe.solver, list(config.probe.l2))
     measured, own = _measure(config, manifest, model, features, fitted)
     run = _record(config, served, manifest, features, fitted, measured, own)
     if result is not None:
@@ -116,24 +106,15 @@ def probe(config: RunConfig, model_uri: str, result: Result | None = None) -> Pr
     return Probed(evaluation, own.metrics if own is not None else None, fitted)
 
 
-class _Display:
-    """Shows the extraction, and rank 0's events of the fits."""
+def _show_samples(bar: Bar, done: int, total: int) -> None:
+    bar.move("features", done, total, "", f"features: {done:,} of {total:,} samples")
 
-    def __init__(self) -> None:
-        self._samples, self._penalties = Bar("sample"), Bar("penalty")
 
-    def extracting(self, done: int, total: int) -> None:
-        self._samples.move("features", done, total, "", f"features: {done:,} of {total:,} samples")
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, PenaltyFitted):
-            text = f"l2 {event.l2:g} took {event.exchanges} exchanges"
-            line = f"penalty {event.number}/{event.penalties}: {text}"
-            self._penalties.move("fits", event.number, event.penalties, text, line)
-
-    def close(self) -> None:
-        self._samples.close()
-        self._penalties.close()
+def _show_fit(bar: Bar, event: Event) -> None:
+    if isinstance(event, PenaltyFitted):
+        text = f"l2 {event.l2:g} took {event.exchanges} exchanges"
+        line = f"penalty {event.number}/{event.penalties}: {text}"
+        bar.move("fits", event.number, event.penalties, text, line)
 
 
 def _output(config: RunConfig) -> Location:
@@ -193,12 +174,7 @@ def _record(
     Raises:
         TrackingError: The store does not accept the scores; they are in the message.
     """
-    parent = TrackedRun(tracking_uri(), served.metadata.run_id or "")
     parameters = {
-        "model": served.uri,
-        "model_id": served.model_id,
-        "dataset": config.dataset.path,
-        "dataset_fingerprint": manifest.fingerprint,
         "split": TEST_SPLIT,
         "solver": config.probe.solver.name,
         "l2": fitted.chosen.l2,
@@ -206,40 +182,27 @@ def _record(
         "features": len(fitted.head.mean),
         "workers": config.launch.num_workers,
     }
-    tags = {"mlflow.source.name": _NAME, "mlflow.source.type": "JOB", **revision.tags()}
-    facts = dataset_facts(config.dataset.path, manifest)
     scores = {f"{TEST_SPLIT}/{name}": value for name, value in measured.metrics.items()}
     if own is not None:
         scores |= {f"{_OWN_HEAD}/{name}": value for name, value in own.metrics.items()}
-    about: dict[str, Any] = {"dataset": facts, "context": "probe"}
+    remedy = f"The features in {features.folder} are kept: probe again to record them"
     try:
-        if served.metadata.run_id is not None and has_run(parent):
-            run = start_child_run(parent, "probe", parameters, tags, **about)
-        else:
-            run = start_run(chosen_experiment(config.tracking.experiment), "probe", parameters, tags, **about)
+        run, _ = start_run_of_model(config, served, manifest, parameters, verb="probe", name="probe", context="probe")
     except (TrackingError, ValueError) as error:  # the store is away, or its experiment was deleted
-        raise _not_taken(scores, str(error), features) from None
-    head = fitted.head.to_npz(class_names=np.array(manifest.class_names), l2=np.array(fitted.chosen.l2))
-    with ended(run), tempfile.TemporaryDirectory() as folder:
-        writer = RunWriter(run, Path(folder, "journal"))
+        raise not_taken(scores, str(error), remedy) from None
+
+    def write(writer: RunWriter) -> None:
+        head = fitted.head.to_npz(class_names=np.array(manifest.class_names), l2=np.array(fitted.chosen.l2))
         writer.metrics(scores, step=served.metadata.optimizer_steps)
         writer.data(head, "head.npz")
         writer.table([vars(each) for each in fitted.tried], "penalties.json")
         writer.table(measured.per_class, f"per_class_{TEST_SPLIT}.json")
         writer.figure(per_class_bars(measured.per_class, TEST_SPLIT), f"per_class_{TEST_SPLIT}.png")
-        reason = writer.drain()
-        writer.close()
-        if reason:
-            raise _not_taken(scores, reason, features)
+
+    with ended(run):
+        if reason := write_run(run, write):
+            raise not_taken(scores, reason, remedy)
     return run
-
-
-def _not_taken(scores: Mapping[str, float], reason: str, features: Features) -> TrackingError:
-    text = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
-    return TrackingError(
-        f"MLflow did not take the scores ({reason}): {text}. The features in {features.folder} are kept: probe again "
-        "to record them"
-    )
 
 
 def main(arguments: argparse.Namespace, result: Result) -> None:
@@ -248,10 +211,11 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     result.dataset, result.model_uri = config.dataset.path, model_uri_of(arguments.model)
     probed = probe(config, result.model_uri, result)
     result.metrics = {f"{TEST_SPLIT}/{name}": value for name, value in probed.evaluation.metrics.items()}
-    for line in penalty_lines(probed.fitted, config.probe.solver):
-        say(line)
-    for line in ["", *comparison_lines(probed.evaluation.metrics, probed.own_metrics)]:
-        say(line)
+    say(
+        *penalty_lines(probed.fitted, config.probe.solver),
+        "",
+        *comparison_lines(probed.evaluation.metrics, probed.own_metrics),
+    )
     if probed.own_metrics is None:
         say("the model's own head is not compared: its classes are not those of the dataset")
 

@@ -5,10 +5,8 @@ from pathlib import Path
 
 from conf.schema import RunConfig
 from jobs.shell import cli
-from jobs.shell.command import read_config, say
-from jobs.shell.outputs import PLOT_MARK, check_outputs, save_plot
-from jobs.shell.paths import with_absolute_paths
-from jobs.shell.result import Result
+from jobs.shell.command import Result, read_config, say
+from jobs.shell.paths import PLOT_MARK, check_outputs, save_plot, with_absolute_paths
 from pipelines.dataset.format.manifest import read_manifest
 from pipelines.dataset.format.order import steps_per_epoch
 from pipelines.sample import TRAINING_SPLIT
@@ -111,8 +109,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
         check_outputs(f"--plot {arguments.plot}", {arguments.plot: PLOT_MARK})
     config = read_config(arguments)
     images = training_images(config) if arguments.images is None else arguments.images
-    for line in schedule_table(config, images):
-        say(line)
+    say(*schedule_table(config, images))
     if arguments.plot is not None:
         write_plot(config, images, arguments.plot, Path(arguments.config).stem)
         say(f"plot {arguments.plot}")

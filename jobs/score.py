@@ -10,13 +10,12 @@ from conf.schema import RunConfig
 from conf.sections.archives import ROOTED_KINDS
 from jobs.prepare import configured_archive
 from jobs.shell import cli
-from jobs.shell.command import read_config, say
-from jobs.shell.display import Bar
+from jobs.shell.command import Result, model_uri_of, read_config, say
+from jobs.shell.display import SamplesDisplay
 from jobs.shell.paths import with_absolute_paths
-from jobs.shell.result import Result, model_uri_of
 from jobs.shell.session import spark_session
 from pipelines.machine.packages import CONVERSION, DELTA, require
-from pipelines.scoring.job import Scored, ScoreProgress, ScoreSettings, check_score, earlier_thresholds, scored_before
+from pipelines.scoring.job import Scored, ScoreSettings, check_score, earlier_thresholds, scored_before
 from pipelines.scoring.job import score as score_source
 from pipelines.scoring.output.ground import check_map, check_map_file, patch_metres, read_ground, write_map
 from pipelines.scoring.output.output import DELTA_LOG_FILE
@@ -92,7 +91,7 @@ def _score(
     settings: ScoreSettings,
 ) -> Scored:
     session = spark_session("groundswell score", config.launch.master, runs_on_connect=True)
-    with session as spark, closing(ScoreDisplay()) as display:
+    with session as spark, closing(SamplesDisplay()) as display:
         return score_source(spark, model, file, source, folder, settings, say=say, progress=display)
 
 
@@ -161,24 +160,6 @@ def _reference(
         max_f1_drop=chosen.max_f1_drop,
         thresholds=thresholds,
     )
-
-
-class ScoreDisplay:
-    """Shows the progress of scoring."""
-
-    def __init__(self) -> None:
-        """Show nothing before the first call."""
-        self._bar = Bar("sample")
-        self._started = time.monotonic()
-
-    def __call__(self, progress: ScoreProgress) -> None:
-        """Take the state of the job."""
-        rate = (progress.done - progress.found) / (time.monotonic() - self._started)
-        self._bar.move("", progress.done, progress.total, "", f"{progress.done}/{progress.total} samples, {rate:.0f}/s")
-
-    def close(self) -> None:
-        """Remove the bar."""
-        self._bar.close()
 
 
 def _refuse_unread(arguments: argparse.Namespace, config: RunConfig) -> None:

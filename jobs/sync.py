@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from conf.sections.training import TrainingConfig
 from jobs.export import log_model_of
 from jobs.shell import cli
-from jobs.shell.command import message_of, say
-from jobs.shell.result import Result
+from jobs.shell.command import Result, message_of, say
 from pipelines.storage.folder import Location, StorageError
 from pipelines.storage.locations import absolute_location, redacted
 from pipelines.tracking.journal.local_run import RunHeldError
@@ -51,8 +50,7 @@ def sync_runs(output: Location, run_id: str | None, result: Result) -> list[Sync
             refused += not is_left_out
             continue
         result.run_id, result.model_uri = synced.run_id, synced.model_uri or None
-        for line in lines_of(synced, place.name):
-            say(line)
+        say(*lines_of(synced, place.name))
         written.append(synced)
     if refused:
         raise ValueError(f"{refused} runs of {output} could not be written, {len(written)} were")

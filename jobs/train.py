@@ -1,6 +1,9 @@
 """`groundswell train`: a Spark barrier stage trains on a prepared dataset."""
 
 import argparse
+import base64
+import html
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,14 +12,11 @@ from pyspark.sql import SparkSession
 
 from conf.schema import RunConfig
 from jobs.shell import cli
-from jobs.shell.command import read_config, say
+from jobs.shell.command import Result, read_config, say
 from jobs.shell.display import TrainingDisplay
 from jobs.shell.paths import with_absolute_paths
-from jobs.shell.ranks import barrier_runner, check_slots
-from jobs.shell.result import Result
+from jobs.shell.ranks import ShortageHint, barrier_runner, check_slots
 from jobs.shell.session import spark_session
-from jobs.shell.shortage import ShortageHint
-from jobs.shell.shown import curves_of, history_of, html_of
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.dataset.format.order import steps_per_epoch
 from pipelines.launch.driver.failure import WorkerError
@@ -26,7 +26,7 @@ from pipelines.storage.locations import redacted
 from pipelines.tracking.models.registry import standing
 from pipelines.tracking.store import store
 from pipelines.tracking.store.experiments import chosen_experiment
-from pipelines.tracking.store.runs import check_store, page_of
+from pipelines.tracking.store.runs import check_store, link_to, page_of
 from pipelines.tracking.store.store import TrackedRun
 from pipelines.training import entry
 from pipelines.training.checkpoint.files import list_checkpoints
@@ -64,8 +64,11 @@ class TrainedRun:
 
     @property
     def history(self) -> "pandas.DataFrame":
-        """Metrics of the epochs, one row per epoch."""
-        return history_of(self.summary)
+        """Metrics of the epochs, one row per epoch, counted from 1."""
+        import pandas
+
+        epochs = pandas.RangeIndex(1, len(self.summary.history) + 1, name="epoch")
+        return pandas.DataFrame(self.summary.history, index=epochs)
 
     @property
     def page(self) -> str | None:
@@ -74,10 +77,28 @@ class TrainedRun:
 
     def plot(self) -> "Figure":
         """Plot loss and scores by epoch."""
-        return curves_of(self.summary)
+        from pipelines.training.record.plots import learning_curves
+
+        return learning_curves(self.summary.history)
 
     def _repr_html_(self) -> str:
-        return html_of(self.run, self.summary, self.folder)
+        """Return links and paths, the curves and the table of epochs."""
+        picture, averaged = io.BytesIO(), html.escape(self.summary.averaged_model_uri)
+        self.plot().savefig(picture, format="png", dpi=90)
+        rows = {
+            "MLflow run": link_to(self.run),
+            "model": f"<code>{html.escape(self.summary.model_uri)}</code>",
+            "averaged model": averaged and f"<code>{averaged}</code>",
+            "checkpoint": f"<code>{html.escape(self.summary.checkpoint)}</code>",
+            "logs": f"<code>{html.escape(str(self.folder / 'logs'))}</code>",
+            "ended": html.escape(self.summary.ended),
+            "not recorded": html.escape(self.summary.not_recorded),
+        }
+        left = ' style="text-align: left"'  # notebooks align the cells of tables to the right
+        lines = "".join(f"<tr><th{left}>{name}</th><td{left}>{text}</td></tr>" for name, text in rows.items() if text)
+        image = base64.b64encode(picture.getvalue()).decode()
+        table = self.history.to_html(float_format="{:.4f}".format, border=0)
+        return f'<table>{lines}</table><img alt="loss and scores by epoch" src="data:image/png;base64,{image}">{table}'
 
 
 def train(config: RunConfig, result: Result | None = None) -> TrainedRun:

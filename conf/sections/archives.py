@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from conf.sections.imports import ImportPath
-from conf.sections.section import Section, member_names
+from conf.sections.section import ImportPath, Section, member_names
 
 
 class FolderArchive(Section):

@@ -1,7 +1,7 @@
-"""The settings of every codec, by name; their defaults are stated here only."""
+"""The settings of the gradient exchange, and of every codec, by name; their defaults are stated here only."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, field_validator
 
@@ -117,30 +117,28 @@ class ThresholdConfig(AlwaysWithResidual):
     """Threshold in units of the gradient; it should be near the magnitude of large gradients."""
 
 
-class DensityUntil(Section):
-    """A density that holds for the first steps of a run."""
+class Until(Section):
+    """A value that holds for the first steps of a run."""
 
     before_step: int = Field(gt=0)
     """First step at which this value no longer holds; with `training.mode=local` the first exchange."""
+
+
+class DensityUntil(Until):
+    """A density that holds for the first steps of a run."""
+
     density: float = Field(gt=0, le=1)
     """Part of the elements that is sent at a step."""
 
 
-class RankUntil(Section):
+class RankUntil(Until):
     """A rank that holds for the first steps of a run."""
 
-    before_step: int = Field(gt=0)
-    """First step at which this value no longer holds; with `training.mode=local` the first exchange."""
     rank: int = Field(ge=1)
     """Number of columns of each factor."""
 
 
-class _Entry(Protocol):
-    @property
-    def before_step(self) -> int: ...
-
-
-def _check_rising(key: str, entries: Sequence[_Entry]) -> None:
+def _check_rising(key: str, entries: Sequence[Until]) -> None:
     bounds = [entry.before_step for entry in entries]
     if bounds != sorted(set(bounds)):
         raise ValueError(f"exchange.codec.{key} must have rising values of before_step, got {bounds}")
@@ -272,5 +270,25 @@ CODEC_NAMES = member_names(CodecConfig)
 def overflow_remedy(name: str) -> str:
     """Return the action when a mean of gradients exceeds a codec's range; empty: the range is float32's."""
     members: tuple[type[CodecMember], ...] = get_args(get_args(CodecConfig)[0])
-    remedies = dict(zip(CODEC_NAMES, [member.overflow_remedy for member in members], strict=True))
-    return remedies.get(name, "")
+    return next((member.overflow_remedy for member in members if name in member_names(member)), "")
+
+
+class ExchangeConfig(Section):
+    """The settings of the messages between the ranks."""
+
+    codec: CodecConfig = NoneConfig()
+    """The codec's name with its settings; a name alone takes the defaults."""
+    dense_below: int = Field(default=1024, ge=0)
+    """Tensors with fewer elements are sent in float32, as all biases and gains are."""
+    bucket_mib: float | None = Field(default=8.0, gt=0)
+    """Largest size of a bucket of gradients that are sent together, last layers first, during the backward pass; null:
+    one bucket."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Number of first optimizer steps in which everything is sent in float32; with `training.mode=local`, of first
+    exchanges."""
+    rescale_residual: bool = True
+    """Whether the residual is rescaled when the learning rate changes, so that its updates keep their size."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments of the exchange, without the codec."""
+        return self.model_dump(exclude={"codec"})

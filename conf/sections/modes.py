@@ -8,9 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from conf.sections.imports import Imported
 from conf.sections.mode_declaration import AllBut, Beginning, Idle, ModeDeclaration, Refusal, multiples_of
-from conf.sections.section import Member, Section, member_names
+from conf.sections.section import Imported, Member, Section, member_names
 
 ALONE = "launch.num_workers=1 has no other ranks"
 NO_HALF_FLOATS = "set training.precision=bfloat16 or float32"

@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from conf.sections.imports import Imported
-from conf.sections.section import Member, member_names
+from conf.sections.section import Imported, Member, member_names
 
 
 class NetworkConfig(Member):

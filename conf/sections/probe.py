@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from conf.sections.section import Member, Section, member_names
+from conf.sections.section import Member, Section
 
 
 class LBFGSConfig(Member):
@@ -29,8 +29,6 @@ class CoCoAConfig(Member):
 
 
 SolverConfig = Annotated[LBFGSConfig | CoCoAConfig, Field(discriminator="name")]
-
-SOLVER_NAMES = member_names(SolverConfig)
 
 
 class ProbeConfig(Section):

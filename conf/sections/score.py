@@ -1,4 +1,4 @@
-"""The settings of the predictions of a model for a dataset or an archive."""
+"""The settings of the predictions of a model for a dataset or an archive, and of its evaluation on a labelled split."""
 
 from typing import Literal
 
@@ -38,3 +38,18 @@ class ScoreConfig(Section):
     """Largest accepted loss of macro F1 of a converted model on these samples."""
     map_tile: str | None = Field(default=None, min_length=1)
     """Tile that `--map` draws, such as 33UWP; null: all."""
+
+
+class EvaluateConfig(Section):
+    """The options of `evaluate` in addition to the usual scores."""
+
+    tune_thresholds: bool = True
+    """Whether to choose, if samples have several labels, each class's threshold with the largest F1 on the validation
+    split. The scores with these thresholds are then reported too."""
+    test_time_augmentation: Literal["mirror", "flips", "dihedral"] | None = None
+    """Images whose probabilities are averaged for each sample: the image and its mirror image (mirror); also upside
+    down (flips, 4 images); also rotated by quarter turns (dihedral, 8; square images only). Null: the image alone. The
+    scores have separate names, such as test_mirror/top_1."""
+    report: str | None = Field(default=None, min_length=1)
+    """File for a copy of the report (HTML); it may replace only an earlier report. Null: the report is only an artifact
+    of the run."""

@@ -1,10 +1,13 @@
-"""The base classes of the sections of the configuration."""
+"""The base classes of the sections of the configuration, and of parts that users name by an import path."""
 
+import re
 from collections.abc import Mapping
-from typing import Any, Self, get_args
+from typing import Annotated, Any, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+_FORM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 class Section(BaseModel):
@@ -70,3 +73,22 @@ def _line(problem: ErrorDetails) -> str:
     if problem["type"] == "value_error":
         return str(problem["ctx"]["error"])
     return f"{'.'.join(map(str, problem['loc']))}={problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+
+
+def _check_form(path: str) -> str:
+    if not _FORM.fullmatch(path):
+        raise PydanticCustomError("import_path", "should be package.module:object")
+    return path
+
+
+ImportPath = Annotated[str, AfterValidator(_check_form)]
+"""Module and object, `package.module:object`. Only this module is imported, on driver and workers."""
+
+
+class Imported(Member):
+    """A part by import path. Every worker needs its module: installed, on PYTHONPATH, or with --py-files."""
+
+    path: ImportPath
+    """What to import, `package.module:object`; this runs the module's code on driver and workers."""
+    settings: dict[str, Any] = Field(default={})
+    """Keyword arguments of the imported object."""

@@ -1,4 +1,4 @@
-"""The settings of the epoch loop."""
+"""The settings of the epoch loop: its loss and metrics, the choice of the best epoch, and the weights at the start."""
 
 import math
 from typing import Annotated, Any, Literal
@@ -6,9 +6,53 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from conf.sections.modes import ModeConfig, SynchronousConfig
-from conf.sections.objective import CrossEntropyConfig, ImportedLossConfig, LossConfig, MetricConfig
-from conf.sections.section import Section
-from conf.sections.selection import SelectionConfig
+from conf.sections.section import Imported, Member, Section
+
+
+class CrossEntropyConfig(Member):
+    """Cross-entropy of the dataset's task, with `training.label_smoothing` and `training.class_weights`."""
+
+    name: Literal["cross_entropy"] = "cross_entropy"
+
+
+class ImportedLossConfig(Imported):
+    """Your own function, or one of Keras, from targets and logits to one loss per sample."""
+
+    name: Literal["import"] = "import"
+
+
+LossConfig = Annotated[CrossEntropyConfig | ImportedLossConfig, Field(discriminator="name")]
+
+
+class MetricConfig(Imported):
+    """A function from targets and probabilities to a number, as in scikit-learn; higher is better."""
+
+    name: Literal["import"] = "import"
+
+
+class SelectionConfig(Section):
+    """The choice of the best epoch, and the end of training if no better one follows."""
+
+    metric: str | None = None
+    """Validation metric that compares epochs, such as val/f1_micro or val_ema/loss. A metric whose name ends in loss is
+    better when lower, others when higher. The checkpoint of the best epoch is always kept. Null: epochs are not
+    compared."""
+    min_delta: float = Field(default=0.0, ge=0)
+    """Smallest improvement on the earlier best epoch that counts as better."""
+    patience: int | None = Field(default=None, gt=0)
+    """Number of consecutive epochs without a better one after which training ends; null: all epochs are trained."""
+    model: Literal["best", "last"] = "best"
+    """Epoch that provides the weights of the logged model."""
+
+    @model_validator(mode="after")
+    def _needs_a_metric(self) -> "SelectionConfig":
+        for key in ("min_delta", "patience", "model"):
+            if self.metric is None and getattr(self, key) != self.default(key):
+                raise ValueError(
+                    f"training.selection.{key}={getattr(self, key)} has no effect without training.selection.metric: "
+                    "set it to a metric of validation, such as val/loss"
+                )
+        return self
 
 
 class TrainingConfig(Section):
@@ -90,29 +134,49 @@ class TrainingConfig(Section):
         return {str(name): float(weight) for name, weight in value.items()}
 
     @model_validator(mode="after")
-    def _own_loss_has_its_own_settings(self) -> "TrainingConfig":
+    def _settings_fit_together(self) -> "TrainingConfig":
         for key in ("label_smoothing", "class_weights"):
             if isinstance(self.loss, ImportedLossConfig) and getattr(self, key) != self.default(key):
                 raise ValueError(
                     f"training.{key}={getattr(self, key)} is for training.loss=cross_entropy, and training.loss is "
                     f"{self.loss.path}: give your function such an argument in training.loss.settings"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _mixup_has_pairs(self) -> "TrainingConfig":
         if self.mixup is not None and self.batch_size_per_worker % 2:
             raise ValueError(
                 f"training.mixup mixes the samples of a batch in pairs: set training.batch_size_per_worker to an even "
                 f"number, not {self.batch_size_per_worker}, or training.mixup=null"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _global_batch_is_stated_once(self) -> "TrainingConfig":
         if self.global_batch_size is not None and self.accumulation_steps > 1:
             raise ValueError(
                 f"global_batch_size={self.global_batch_size} decides how often gradients are accumulated: set "
                 f"accumulation_steps=1, not {self.accumulation_steps}, or global_batch_size=null"
             )
         return self
+
+
+class WarmStartConfig(Section):
+    """Weights of an earlier training as the start of this one."""
+
+    source: str | None = Field(default=None, min_length=1)
+    """Logged model (`runs:/...`, `models:/...`), checkpoint (`.npz`) or Keras file (`.keras`); null: new weights.
+    Variables are taken by name and shape, bands by name. If the classes differ, the head starts with new weights."""
+    frozen_layers: list[str] = Field(default=[])
+    """Names of layers, with `*` and `?`, that keep the weights of the source."""
+    rate_factors: dict[str, Annotated[float, Field(gt=0)]] = Field(default={})
+    """Factors of the learning rate by names with `*` and `?`, of layers, such as {"stage*": 0.1}, or of their
+    variables, such as {"*/beta": 64}. If several names fit a variable, the last one counts; if none fits, the factor is
+    1."""
+
+    @model_validator(mode="after")
+    def _only_weights_that_were_trained_are_frozen(self) -> "WarmStartConfig":
+        if self.frozen_layers and self.source is None:
+            raise ValueError(
+                f"warm_start.frozen_layers={self.frozen_layers} would keep weights that nobody trained: set "
+                "warm_start.source"
+            )
+        return self
+
+    @property
+    def is_logged(self) -> bool:
+        """Whether the source is a model in MLflow, not a file."""
+        return (self.source or "").startswith(("runs:/", "models:/"))

@@ -47,25 +47,6 @@ class Parser(argparse.ArgumentParser):
         self._arguments.append(action)
         return action
 
-    def add_config(self, default: str | None = None, *, needed: bool = True) -> None:
-        """Add `--config` and `--set`; without a default, the user must give `--config` if it is required."""
-        self.add_argument(
-            "--config",
-            type=name_or_path,
-            default=default,
-            required=needed and default is None,
-            metavar="NAME|PATH",
-            help=f"a YAML file, or one of: {', '.join(shipped_names())}"
-            + ("" if default is None else f" (default: {default})"),
-        )
-        self.add_argument(
-            "--set",
-            action="append",
-            default=[],
-            metavar="SECTION.KEY=VALUE",
-            help="change one value of the configuration; may be repeated",
-        )
-
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse a command line.
 

@@ -11,8 +11,7 @@ import threading
 from collections.abc import Sequence
 
 from jobs.shell.arguments import EXIT_CODES
-from jobs.shell.command import USER_ERROR, read_config, run
-from jobs.shell.result import Result
+from jobs.shell.command import USER_ERROR, Result, read_config, run
 from jobs.shell.verbs import VERBS, parser_of
 from pipelines.machine.packages import require
 

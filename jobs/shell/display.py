@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.shell.command import interactive, say
 from pipelines.dataset.prepare.spark_job import PrepareProgress
-from pipelines.dataset.read.verify import CheckProgress
 from pipelines.machine.notebook import in_notebook
 from pipelines.training.ranks.events import Compiling, EpochTrained, Event, SavingModel, StepTrained, TrackingNews
 
 if TYPE_CHECKING:  # MLflow takes seconds to import, and preparation does not need it
+    from pipelines.scoring.job import ScoreProgress
     from pipelines.tracking.journal.delivery import News
 
 _SECONDS_BETWEEN_LINES = 15.0
@@ -73,36 +73,19 @@ def _new_bar(**settings: Any) -> Any:
     return tqdm(file=sys.stdout, **{**settings, "leave": True}) if in_notebook() else tqdm(**settings)
 
 
-class PrepareDisplay:
-    """Shows the progress of preparation."""
+class SamplesDisplay:
+    """Shows the progress of preparation or scoring, with the rate of this run."""
 
     def __init__(self) -> None:
         """Show nothing before the first call."""
-        self._bar = Bar("sample")
-        self._started = time.monotonic()
+        self._bar, self._started = Bar("sample"), time.monotonic()
 
-    def __call__(self, progress: PrepareProgress) -> None:
+    def __call__(self, progress: "PrepareProgress | ScoreProgress") -> None:
         """Show the state of the job."""
         rate = (progress.done - progress.found) / (time.monotonic() - self._started)
-        line = f"{progress.done}/{progress.total} samples, {rate:.0f}/s, {progress.rejected} rejected"
-        self._bar.move("", progress.done, progress.total, f"{progress.rejected} rejected", line)
-
-    def close(self) -> None:
-        """Remove the bar."""
-        self._bar.close()
-
-
-class CheckDisplay:
-    """Shows the progress of reading a dataset."""
-
-    def __init__(self) -> None:
-        """Show nothing before the first call."""
-        self._bar = Bar("row")
-
-    def __call__(self, progress: CheckProgress) -> None:
-        """Show the state of the check."""
-        damaged = f"{progress.damaged_shards} damaged shards"
-        self._bar.move("", progress.done, progress.total, damaged, f"{progress.done}/{progress.total} rows, {damaged}")
+        rejected = f"{progress.rejected} rejected" if isinstance(progress, PrepareProgress) else ""
+        line = ", ".join([f"{progress.done}/{progress.total} samples", f"{rate:.0f}/s", *filter(None, [rejected])])
+        self._bar.move("", progress.done, progress.total, rejected, line)
 
     def close(self) -> None:
         """Remove the bar."""

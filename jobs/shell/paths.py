@@ -1,14 +1,29 @@
-"""Paths of the configuration in the form that workers can use."""
+"""Paths of the configuration in the form that workers can use, and checks of the files that a job writes.
 
+No such file lies in a dataset, and none replaces a foreign file.
+"""
+
+import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conf import load as configurations
 from conf.schema import RunConfig
 from jobs.shell.notebook import show_configurations
+from pipelines.dataset.format.files import dataset_around
 from pipelines.storage.locations import absolute_location, absolute_path, is_url, local_path
+from pipelines.storage.whole_files import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+PLOT_MARK = b"Software\0Matplotlib"
+"""Mark near the beginning of every PNG file that a job drew."""
+_BEGINNING_BYTES = 4096
+_DOTS_PER_INCH = 120
 
 
 def load(name_or_path: str | Path | None, settings: Sequence[str] = (), **sections: Any) -> RunConfig:
@@ -80,3 +95,54 @@ def dataset_location(config: RunConfig) -> str:
     if not config.dataset.path:
         raise ValueError("dataset.path is not set: name the folder or URL of the prepared dataset")
     return absolute_location(config.dataset.path, "dataset.path: ")
+
+
+def check_outputs(argument: str, files: Mapping[Path, bytes]) -> None:
+    """Check, before the work, that files may be written.
+
+    Args:
+        argument: The argument that names the files, with its value.
+        files: Each file with its mark: an existing file must have the mark near its beginning, or be empty.
+
+    Raises:
+        ValueError: A file lies in a dataset, or would replace a file without the mark.
+    """
+    for file, mark in files.items():
+        check_outside_datasets(argument, file)
+        if file.is_file():
+            with file.open("rb") as stream:
+                beginning = stream.read(_BEGINNING_BYTES)
+            if beginning and mark not in beginning:
+                raise ValueError(
+                    f"{argument} would replace {file}, which groundswell has not written: move or remove {file.name}, "
+                    "or choose another place"
+                )
+
+
+def check_outside_datasets(argument: str, file: Path) -> None:
+    """Check that a file does not lie in a dataset, which could then not be repaired or replaced.
+
+    Args:
+        argument: The argument that names the file, with its value.
+        file: The file.
+
+    Raises:
+        ValueError: The file lies in a dataset.
+    """
+    dataset = dataset_around(file)
+    if dataset is not None:
+        raise ValueError(
+            f"{argument} would write into the dataset {dataset}, whose folder holds its own files only: choose "
+            "another place"
+        )
+
+
+def save_plot(figure: "Figure", file: Path) -> None:
+    """Write a figure as PNG atomically.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=_DOTS_PER_INCH)
+    write_whole(file, png.getvalue())

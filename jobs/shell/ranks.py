@@ -1,17 +1,22 @@
-"""The configured launcher, the same for every verb that runs ranks."""
+"""The configured launcher, the same for every verb that runs ranks, and the hint for a rank that the kernel killed."""
 
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from conf.schema import RunConfig
 from conf.sections.launch import LaunchConfig
 from jobs.shell.command import say
+from pipelines.launch.driver.failure import RankLostError
 from pipelines.launch.driver.preflight import check_cluster, unused_gpus
 from pipelines.launch.runner import Attempt, BarrierRunner, LogToDriver
 from pipelines.launch.wire.messages import JsonObject
 from pipelines.tracking.store.store import worker_environment
-from pipelines.training.ranks.events import Event, event_of
+from pipelines.training.finders.batches import smaller_batch
+from pipelines.training.memory.memory import MemoryLimit, Needs
+from pipelines.training.ranks.events import Event, MemoryNeeded, event_of
 
 
 def check_slots(spark: SparkSession, config: LaunchConfig) -> None:
@@ -87,3 +92,29 @@ def barrier_runner(
 
 def _workers(attempt: Attempt) -> str:
     return "1 worker" if attempt.num_workers == 1 else f"{attempt.num_workers} workers"
+
+
+class ShortageHint:
+    """Records the memory that a rank needs: the kernel kills ranks if a host runs out of memory."""
+
+    def __init__(self, config: RunConfig) -> None:
+        """Start without figures: rank 0 sends them when it has a model."""
+        self._config = config
+        self._needs: Needs | None = None
+        self._limit: MemoryLimit | None = None
+
+    def take(self, event: Event) -> None:
+        """Take one event of the training or search."""
+        if isinstance(event, MemoryNeeded):
+            self._needs, self._limit = event.needs, event.limit
+
+    def say(self, error: BaseException) -> None:
+        """Say what to change, if the kernel's kill ended the job."""
+        if not isinstance(error, RankLostError) or error.root.exit_code != -signal.SIGKILL:
+            return
+        begin = f"rank {error.root.rank} was killed; if memory was short"
+        if self._needs is None:
+            say(f"{begin}, it was so before there was a model: choose a smaller model or more memory")
+            return
+        where = "" if self._limit is None else f" ({self._limit.source})"
+        say(f"{begin}{where}: {smaller_batch(self._config.training, self._needs, self._limit)}")

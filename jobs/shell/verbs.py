@@ -1,10 +1,9 @@
 """The verbs of `groundswell` with what they do, read and need, without imports of their packages."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from jobs.shell import options
 from jobs.shell.arguments import Parser
+from jobs.shell.options import OPTIONS
 from pipelines.machine.packages import MODEL, SCORING, SPARK, TRAINING
 
 
@@ -16,7 +15,6 @@ class Verb:
     """Description of the verb, in a line without a full stop."""
     module: str
     """Module whose `main(arguments, result)` is the job."""
-    add_arguments: Callable[[Parser], None]
     reads: tuple[str, ...] = ()
     """Sections and keys of the configuration that the verb reads; other keys in `--set` are a mistake."""
     ignores: tuple[str, ...] = ()
@@ -40,17 +38,13 @@ VERBS = {
     "prepare": Verb(
         "write a raw archive as a dataset",
         "jobs.prepare",
-        options.prepare,
         reads=("archive", "dataset", "prepare", "launch.master"),
         needs=SPARK,
     ),
-    "train": Verb(
-        "train on a dataset, one worker per Spark task", "jobs.train", options.train, reads=_TRAINED, needs=TRAINING
-    ),
+    "train": Verb("train on a dataset, one worker per Spark task", "jobs.train", reads=_TRAINED, needs=TRAINING),
     "evaluate": Verb(
         "measure a logged model on a labelled split",
         "jobs.evaluate",
-        options.evaluate,
         reads=(
             "dataset",
             "reader",
@@ -67,7 +61,6 @@ VERBS = {
     "probe": Verb(
         "fit a linear head on the frozen features of a logged model, and measure it",
         "jobs.probe",
-        options.probe,
         reads=("dataset", "reader", "training.batch_size_per_worker", "launch", "probe", "tracking.experiment"),
         ignores=(
             "reader.name",
@@ -83,7 +76,6 @@ VERBS = {
     "score": Verb(
         "write the predictions of a logged model for a dataset or a raw archive; continues",
         "jobs.score",
-        options.score,
         reads=(
             "archive",
             "score",
@@ -99,20 +91,17 @@ VERBS = {
     "check": Verb(
         "check configuration, dataset, storage, tracking and cluster without training",
         "jobs.check",
-        options.check,
         reads=_TRAINED,
         needs=SPARK,
     ),
     "config": Verb(
         "print the resolved configuration as YAML",
         "jobs.config",
-        options.config,
         reads=("archive", "prepare", *_TRAINED, "score", "evaluate", "probe"),
     ),
     "schedule": Verb(
         "print and plot the learning rate without training",
         "jobs.schedule",
-        options.schedule,
         reads=(
             "dataset.path",
             "optimizer.name",  # every optimizer has its own default rate
@@ -132,7 +121,6 @@ VERBS = {
     "find-rate": Verb(
         "find a learning rate by a range test on the real global batch",
         "jobs.find_rate",
-        options.find_rate,
         reads=tuple(section for section in _TRAINED if section != "schedule"),
         ignores=(
             "input.resolution_schedule",  # all steps have full images
@@ -156,7 +144,6 @@ VERBS = {
     "find-batch": Verb(
         "find the largest batch per worker that fits the memory",
         "jobs.find_batch",
-        options.find_batch,
         reads=("dataset", "input", "model", "warm_start.frozen_layers", "optimizer", "exchange", "training", "launch"),
         ignores=(
             "input.resolution_schedule",  # full images need the most memory
@@ -178,33 +165,25 @@ VERBS = {
     "grid": Verb(
         "train a configuration at every cell of a grid; continues",
         "jobs.grid",
-        options.grid,
         reads=_TRAINED,
         ignores=("training.resume_run",),  # an interrupted cell continues automatically
         needs=TRAINING,
     ),
-    "compare": Verb("compare recorded trainings: an HTML report and CSV", "jobs.compare", options.compare),
+    "compare": Verb("compare recorded trainings: an HTML report and CSV", "jobs.compare"),
     "estimate": Verb(
         "predict step time, efficiency, time and cost on more workers from measurements",
         "jobs.estimate",
-        options.estimate,
     ),
-    "sync": Verb("write to MLflow what trainings could not, as it was away", "jobs.sync", options.sync),
-    "export": Verb(
-        "log the model of a checkpoint to its run, without training", "jobs.export", options.export, needs=MODEL
-    ),
+    "sync": Verb("write to MLflow what trainings could not, as it was away", "jobs.sync"),
+    "export": Verb("log the model of a checkpoint to its run, without training", "jobs.export", needs=MODEL),
     "list": Verb(
         "list archives, codecs, optimizers, training modes, models, configurations and metrics",
         "jobs.list",
-        options.list_kinds,
     ),
-    "benchmark-reader": Verb(
-        "measure how fast a dataset can be read", "jobs.benchmark_reader", options.benchmark_reader
-    ),
+    "benchmark-reader": Verb("measure how fast a dataset can be read", "jobs.benchmark_reader"),
     "demo": Verb(
         "generate a small archive, prepare it, train and evaluate",
         "jobs.demo",
-        options.demo,
         reads=("archive", "prepare", *_TRAINED, "evaluate"),
         # --archive and --folder name all locations; the evaluated model is in MLflow
         ignores=("archive.root", "dataset.path", "tracking.offline"),
@@ -218,5 +197,6 @@ def parser_of(name: str) -> Parser:
     verb = VERBS[name]
     parser = Parser(name, verb.summary)
     parser.set_defaults(verb=name, reads=verb.reads, ignores=verb.ignores, resolved=None)
-    verb.add_arguments(parser)
+    for option in OPTIONS[name]:
+        parser.add_argument(*option.names, **option.settings)
     return parser

@@ -94,20 +94,35 @@ class Codec(Protocol):
 
     def accepts(self, shape: Shape) -> bool:
         """Return whether the codec compresses a tensor of this shape, of rank 2 or more; if not, it is sent dense."""
-        ...
 
     def state_specs(self, shape: Shape, size: int, *, dense: bool) -> dict[str, StateSpec]:
         """Return the state of one tensor among `size` ranks; `dense` if it is never sent compressed."""
-        ...
 
     def phase(self, number: int, value: Message, memory: Memory, context: Context) -> tuple[Message, Memory]:
         """Compute one link of the chain; see the class."""
-        ...
 
     def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
         """Return the result for a mean that was sent dense: the tensor is small, or the exchange is `warming_up`."""
-        ...
 
     def join_parts(self, parts: tf.Tensor, shape: Shape) -> tf.Tensor:
         """Return the whole tensor from the "owner" state of all ranks."""
-        ...
+
+
+class LinearCodec:
+    """A codec whose payloads an allreduce sums; it accepts every tensor and does nothing after dense exchanges."""
+
+    compiled = True
+    checks_finite = False
+    local_clip_norm: float | None = None
+
+    def accepts(self, shape: Shape) -> bool:
+        """Accept every shape."""
+        return True
+
+    def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
+        """Return the mean unchanged."""
+        return mean, memory
+
+    def join_parts(self, parts: tf.Tensor, shape: Shape) -> tf.Tensor:
+        """Raise an error: a linear codec has no owner state."""
+        raise AssertionError(f"a linear codec has no owner state, got parts of shape {parts.shape}")

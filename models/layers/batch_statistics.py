@@ -17,11 +17,9 @@ class RankGroup(Protocol):
     @property
     def size(self) -> int:
         """Number of ranks of the group."""
-        ...
 
     def sum(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Return the sum over the group; the ranks match their calls by the name."""
-        ...
 
 
 def normalise_by(

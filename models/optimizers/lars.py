@@ -190,7 +190,7 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]
             ratio = self._ratio(weight_norm, update_norm, self._decay(half.index))
             # A rate of 0 takes the first branch.
             inside = inside * (ops.where(ratio >= rate, ops.ones_like(ratio), ratio / rate) if variant.clips else ratio)
-        # A part of a variable (`models.optimizers.pieces`) has no memory that a kernel could change.
+        # A part of a variable (`models.optimizers.sharded`) has no memory that a kernel could change.
         in_place = ON_TENSORFLOW and hasattr(variable, "handle") and variable.dtype == buffer.dtype
         if in_place and variant.rate_in_buffer:
             apply_momentum(variable, buffer, inside, direction, momentum=self.momentum, nesterov=self.nesterov)

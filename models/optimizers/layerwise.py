@@ -1,13 +1,20 @@
-"""Common parts of optimizers with one rate per variable: choice of variables by path, norms, state in float32."""
+"""Common parts of optimizers: choice of variables by path or by role in their layer, norms, state in float32."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import keras
 from keras import ops
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+
+Role = Literal["kernel", "bias", "gain", "shift"]
+
+_NORMALISATIONS = ("BatchNormalization", "GroupNormalization", "LayerNormalization", "RMSNormalization")
+# Not every version of Keras has all these layers: 3.9 lacks the last one.
+_NORMALISATION_LAYERS = tuple(getattr(keras.layers, name) for name in _NORMALISATIONS if hasattr(keras.layers, name))
+_GAINS, _SHIFTS = ("gamma", "scale"), ("beta",)
 
 
 @dataclass(frozen=True)
@@ -32,11 +39,9 @@ class InTwoHalves(Protocol):
 
     def begin_update(self, gradient: Any, variable: Any) -> Begun:
         """Run the first half, which needs no norm."""
-        ...
 
     def finish_update(self, half: Begun, norms: Sequence[Any], variable: Any, learning_rate: Any) -> None:
         """Change the variable with the norms of all tensors in `half.measured`."""
-        ...
 
 
 def chosen_by_path(name: str, paths: Sequence[str], variables: Sequence[keras.Variable]) -> tuple[bool, ...]:
@@ -129,3 +134,33 @@ def ratio_of_norms(weight_norm: Any, update_norm: Any, denominator: Any, coeffic
     """
     ratio = ops.divide_no_nan(coefficient * weight_norm, denominator)
     return ops.where(ops.logical_and(weight_norm > 0, update_norm > 0), ratio, ops.ones_like(ratio))
+
+
+def variable_roles(model: keras.Model) -> list[Role]:
+    """Return the role of each of `model.trainable_variables`, in their order.
+
+    "gain" and "shift" are the factors and offsets of normalisation layers, "bias" is the bias of any other layer, and
+    "kernel" is every other variable. The layer and the attribute of a variable decide its role, never its name.
+    """
+    roles: dict[int, Role] = {}
+    # Keras has no public list of all layers, nested ones included.
+    for layer in model._flatten_layers():
+        if isinstance(layer, _NORMALISATION_LAYERS):
+            found: dict[str, Role] = {**dict.fromkeys(_GAINS, "gain"), **dict.fromkeys(_SHIFTS, "shift")}
+        else:
+            found = {"bias": "bias"}
+        for attribute, role in found.items():
+            # The type is not checked: variables are instances of `keras.Variable` only in some versions of Keras.
+            variable = getattr(layer, attribute, None)
+            if variable is not None:
+                roles[id(variable)] = role
+    return [roles.get(id(variable), "kernel") for variable in model.trainable_variables]
+
+
+def variables_with_roles(model: keras.Model, roles: Collection[Role]) -> list[keras.Variable]:
+    """Return the variables of `model.trainable_variables` with one of these roles, in their order.
+
+    Source: Goyal et al. 2017, section 5.3, for no weight decay on gains and shifts; MLPerf's LARS for biases too.
+    """
+    pairs = zip(model.trainable_variables, variable_roles(model), strict=True)
+    return [variable for variable, role in pairs if role in roles]

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from pipelines.comparison.run import SEED, ComparedRun
-from pipelines.comparison.saved import problem_of
+from pipelines.comparison.run import SEED, ComparedRun, problem_of
 from pipelines.storage.whole_files import NO_LOCKS, os_errors_as
 
 VERSION: Literal[1] = 1

@@ -1,15 +1,20 @@
-"""The groups of trainings that differ only in their seed, and the differences between groups."""
+"""The groups of trainings that differ only in their seed, and the differences between groups.
+
+Runs of several versions are compared: settings that a run does not have, without effect or of later versions, get their
+defaults.
+"""
 
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, get_args
 
-from pipelines.comparison.defaults import with_defaults
+from conf.keys import find, nested
 from pipelines.comparison.facts import Facts, facts_of, is_better, number, peak_rate
-from pipelines.comparison.run import EPOCH, PAYLOAD, SECONDS, SEED, STEP, ComparedRun
+from pipelines.comparison.run import DEFAULT_READER, EPOCH, PAYLOAD, SECONDS, SEED, STEP, ComparedRun
 from pipelines.tracking.metrics import is_lower_better
 
 _FIRST = (
@@ -287,3 +292,37 @@ def _readable(text: str | None) -> str:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
+
+
+def with_defaults(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
+    """Give runs the default of each setting that only other runs have.
+
+    The default of a new setting is the behaviour of earlier versions. So trainings of two versions are one recipe if
+    nothing else differs.
+
+    Args:
+        runs: Trainings to compare.
+    """
+    keys = sorted({key for run in runs for key in run.settings})
+    return [run.model_copy(update={"settings": _filled(run.settings, keys)}) for run in runs]
+
+
+def _filled(settings: dict[str, str], keys: Sequence[str]) -> dict[str, str]:
+    named = {key.rpartition(".")[0] for key in settings}
+    values = nested(settings)
+    filled = {key: DEFAULT_READER[key] for key in keys if key in DEFAULT_READER} | settings
+    for key in keys:
+        section = key.rpartition(".")[0]
+        # A section without any setting was not chosen: another optimizer has other settings.
+        if key not in filled and section and section in named and (value := _default(key, values)) is not None:
+            filled[key] = value
+    return filled
+
+
+def _default(key: str, settings: Mapping[str, Any]) -> str | None:
+    """Return the default as runs store it; None: the chosen sections lack the key, or its absence is a value."""
+    field = find(key.split("."), settings)
+    if field is None or type(None) in get_args(field.annotation):
+        return None
+    value = field.get_default(call_default_factory=True)
+    return str(value) if isinstance(value, (bool, int, float)) else None

@@ -1,9 +1,16 @@
-"""The extraction of all samples' features by Spark tasks, once per model and dataset; finished files are kept."""
+"""The extraction of all samples' features by Spark tasks, once per model and dataset; finished files are kept.
 
-from collections.abc import Callable
+It needs a head in the model's file, which is checked without TensorFlow.
+"""
+
+import io
+import json
+import zipfile
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +29,8 @@ from pipelines.storage.lock import hold
 
 _SHARE = "set probe.output to a folder on storage that all hosts mount, or a URL"
 _ROWS_PER_GROUP = 1024
+
+_CONFIG = "config.json"
 
 
 @dataclass(frozen=True)
@@ -201,3 +210,40 @@ def _check_seen(folder: Location, files: list[FeatureFile]) -> None:
     missing = [file.file for file in files if sizes.get(file.file) != file.size]
     if missing:
         raise RuntimeError(f"an executor has written {missing[0]}, which the driver does not see in {folder}: {_SHARE}")
+
+
+def check_head(file: bytes, classes: int, uri: str) -> None:
+    """Make sure that a model has a dense layer, or a convolution of one pixel, with one unit for each of its classes.
+
+    Args:
+        file: Content of the `.keras` file.
+        classes: Number of the model's classes.
+        uri: URI of the model, for the message.
+
+    Raises:
+        ValueError: The model has no such layer, or the file is damaged.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(file)) as archive:
+            described = json.loads(archive.read(_CONFIG))
+    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+        raise ValueError(f"{uri}: its .keras file is damaged ({error})") from None
+    if classes not in _units(described):
+        raise ValueError(
+            f"{uri} has no dense layer with {classes} units, one for each of its classes, and no such convolution of "
+            "one pixel: the features of a probe are the input of such a layer"
+        )
+
+
+def _units(value: Any) -> Iterator[int]:
+    """Yield the units of all layers that `models.networks.features` accepts as a head, also in nested models."""
+    if isinstance(value, dict):
+        kind, config = value.get("class_name"), value.get("config") or {}
+        if kind == "Dense":
+            yield int(config["units"])
+        elif kind == "Conv2D" and config["data_format"] == "channels_last" and list(config["kernel_size"]) == [1, 1]:
+            yield int(config["filters"])
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _units(each)

@@ -1,14 +1,19 @@
-"""The scores of a fitted head and of the model's own head on a split, from the features without the model."""
+"""The scores of a fitted head and of the model's own head on a split, from the features alone, and their display."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
 
 import numpy as np
 import pyarrow as pa
 
+from conf.sections.probe import CoCoAConfig, SolverConfig
 from models.probes.head import LinearHead
 from pipelines.probing.features import Features, as_array
-from pipelines.sample import Task
+from pipelines.probing.fitted import FittedHead
+from pipelines.sample import TEST_SPLIT, Task
 from pipelines.scoring.report.evaluation import Measured, SplitScores, measure
+from pipelines.training.ranks.results import Evaluation
 
 _OF_PROBABILITIES = ("loss", "expected_calibration_error")
 
@@ -65,3 +70,52 @@ def measure_head(
         for name in _OF_PROBABILITIES:
             del measured.metrics[name]
     return measured
+
+
+@dataclass(frozen=True)
+class Probed:
+    """The result of a probe."""
+
+    evaluation: Evaluation
+    """The test scores of the fitted head."""
+    own_metrics: dict[str, float] | None
+    """The test scores of the model's own head; None if its classes are not those of the dataset."""
+    fitted: FittedHead
+
+    def _repr_html_(self) -> str:
+        table = "\n".join(comparison_lines(self.evaluation.metrics, self.own_metrics))
+        return f"<pre>{escape(table)}</pre>{self.evaluation._repr_html_()}"
+
+
+def penalty_lines(fitted: FittedHead, solver: SolverConfig) -> list[str]:
+    """Return a table of the penalties, and notes for the user."""
+    residual = "duality gap" if isinstance(solver, CoCoAConfig) else "gradient"
+    lines = [f"{'l2':>10}  {f'val/{fitted.metric}':>26}  {'exchanges':>9}  {residual:>11}"]
+    for each in fitted.tried:
+        mark = "  chosen" if each.l2 == fitted.chosen.l2 else ""
+        lines.append(f"{each.l2:>10.3g}  {each.score:>26.4f}  {each.exchanges:>9}  {each.residual:>11.2g}{mark}")
+    limit = (
+        f"max_rounds={solver.max_rounds}"
+        if isinstance(solver, CoCoAConfig)
+        else f"max_iterations={solver.max_iterations}"
+    )
+    lines += [
+        f"warning: the fit for l2={each.l2:g} ended with a {residual} of {each.residual:.2g}, above the tolerance of "
+        f"{solver.tolerance:g}: raise probe.solver.{limit}, or the tolerance"
+        for each in fitted.tried
+        if not each.converged
+    ]
+    if len(fitted.tried) > 1 and fitted.chosen.l2 == fitted.tried[0].l2:
+        lines.append("the chosen penalty is the largest of probe.l2: a larger one may be better")
+    if len(fitted.tried) > 1 and fitted.chosen.l2 == fitted.tried[-1].l2:
+        lines.append("the chosen penalty is the smallest of probe.l2: a smaller one may be better")
+    return lines
+
+
+def comparison_lines(metrics: Mapping[str, float], own_metrics: Mapping[str, float] | None) -> list[str]:
+    """Return the test scores of a probe, beside those of the model's own head if it has the same classes."""
+    lines = [f"{'metric':<34} {'probe':>9}" + ("" if own_metrics is None else f"  {'own head':>9}")]
+    for name, value in metrics.items():
+        beside = "" if own_metrics is None else f"  {own_metrics[name]:>9.4f}"
+        lines.append(f"{f'{TEST_SPLIT}/{name}':<34} {value:>9.4f}{beside}")
+    return lines

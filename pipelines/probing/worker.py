@@ -11,21 +11,14 @@ from numpy.typing import NDArray
 from conf.sections.probe import CoCoAConfig, SolverConfig
 from models.metrics import classification_scores
 from models.probes.agreement import Array
-from models.probes.head import LinearHead, Link
-from models.probes.hinge import fit_hinge
-from models.probes.logistic import fit_logistic
-from models.probes.standardisation import standardisation
+from models.probes.head import LinearHead, Link, standardisation
+from models.probes.solvers import fit_hinge, fit_logistic
 from pipelines.launch.rank.report import StoppedOnRequest, step_done, stop_requested
 from pipelines.probing.features import Features
 from pipelines.probing.fitted import FittedHead, FittedPenalty, best_penalty, selection_metric
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT, Task
 from pipelines.training.ranks.collective import HorovodCollective
 from pipelines.training.ranks.events import PenaltyFitted, tell
-
-
-def fit_worker(features: Features, task: Task, solver: SolverConfig, penalties: Sequence[float]) -> FittedHead:
-    """Join the ranks, and fit as `fit_head` does."""
-    return fit_head(features, task, solver, penalties, HorovodCollective())
 
 
 def fit_head(

@@ -77,7 +77,7 @@ def built(row: Row) -> tuple[Any, Any, Any, dict[str, Any], Any]:
     from models.layers.preprocessing import InputGroup
     from models.losses import classification_loss
     from models.networks.model import build_model
-    from models.optimizers.roles import variables_with_roles
+    from models.optimizers.layerwise import variables_with_roles
     from models.optimizers.table import OPTIMIZERS
 
     height, width, bands = shape_of(row)

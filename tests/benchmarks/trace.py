@@ -38,7 +38,7 @@ def measure(size: Size, codec: str) -> dict[str, float]:
 
     import numpy as np
 
-    from models.compression.arithmetic.marks import Marks
+    from models.compression.arithmetic.graph import Marks
     from pipelines.training.ranks.collective import HorovodCollective
     from pipelines.training.step.loop import Trainer
     from pipelines.training.tracing.timeline import allow_timeline

@@ -6,8 +6,7 @@ from conf.keys import choices
 from conf.load import load, override, shipped_names
 from conf.schema import RunConfig
 from conf.sections.archives import ROOTED_KINDS
-from conf.sections.codecs import TopKConfig
-from conf.sections.exchange import ExchangeConfig
+from conf.sections.codecs import ExchangeConfig, TopKConfig
 from conf.sections.optimizers import SGDConfig
 from conf.sections.training import TrainingConfig
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from conf.combinations import check_length
 from conf.effect import refuse_without_effect
 from conf.load import load, override
+from conf.schema import check_length
 from conf.sections.codecs import CODEC_NAMES
 from conf.sections.modes import PUSHED_CODECS, SynchronousConfig
 from conf.sections.optimizers import OPTIMIZER_NAMES

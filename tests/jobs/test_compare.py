@@ -10,8 +10,7 @@ from mlflow import MlflowClient
 
 from jobs.shell import cli
 from pipelines.comparison.grid_results import CellLine, ResultsFile
-from pipelines.comparison.run import ComparedRun
-from pipelines.comparison.saved import read_runs
+from pipelines.comparison.run import ComparedRun, read_runs
 
 pytestmark = pytest.mark.usefixtures("module_mlflow_store", "folder")
 

@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 from conf.schema import RunConfig
-from jobs.shell.command import read_config
-from jobs.shell.result import Result, model_uri_of
+from jobs.shell.command import Result, model_uri_of, read_config
 from jobs.shell.verbs import parser_of
 
 jsonschema = pytest.importorskip("jsonschema")

@@ -12,7 +12,7 @@ from conf.schema import RunConfig
 from jobs import demo
 from jobs.demo import demo_folder
 from jobs.shell import cli
-from jobs.shell.result import Result
+from jobs.shell.command import Result
 from tests.patience import patient
 
 

@@ -15,8 +15,8 @@ from conf.load import load, shipped_names
 from jobs.find_batch import _with_smallest_batch, find_batch
 from jobs.find_rate import conclusion, table
 from jobs.shell import cli
-from jobs.shell.result import Result
-from jobs.shell.shortage import ShortageHint
+from jobs.shell.command import Result
+from jobs.shell.ranks import ShortageHint
 from pipelines.launch.driver.failure import Outcome, RankLostError
 from pipelines.training import entry
 from pipelines.training.driver.checks import check_dataset

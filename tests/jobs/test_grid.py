@@ -22,8 +22,7 @@ from conf.schema import RunConfig
 from jobs import grid
 from jobs.grids import cells, grid_records
 from jobs.shell import cli
-from jobs.shell.command import INFRASTRUCTURE, USER_ERROR, exit_code
-from jobs.shell.result import Result
+from jobs.shell.command import INFRASTRUCTURE, USER_ERROR, Result, exit_code
 from pipelines.comparison.grid_results import CellLine, GridLine, cells_of, read_lines
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.launch.driver.failure import Outcome, WorkerError

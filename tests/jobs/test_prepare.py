@@ -13,7 +13,7 @@ import pytest
 
 from conf.load import load
 from jobs import prepare
-from jobs.shell.result import Result
+from jobs.shell.command import Result
 from tests.patience import patient, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]

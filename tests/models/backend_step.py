@@ -14,14 +14,14 @@ import keras
 import numpy as np
 from keras import ops
 
+from models.layers.augmentation import mix_pairs
 from models.layers.meprop import MeProp
-from models.layers.mixup import mix_pairs
 from models.layers.normalisation import normalise_over
 from models.layers.preprocessing import InputGroup
 from models.layers.table import AUGMENTATIONS
 from models.losses import classification_loss
 from models.networks.model import build_model, with_probabilities
-from models.optimizers.roles import variables_with_roles
+from models.optimizers.layerwise import variables_with_roles
 from models.optimizers.table import OPTIMIZERS
 
 GROUPS = [

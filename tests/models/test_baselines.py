@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from models.baselines import constant_counts, frequent_classes
-from models.metrics import f1_micro, multi_label_counts
+from models.metrics import constant_counts, f1_micro, frequent_classes, multi_label_counts
 
 
 def test_counts_are_those_of_constant_predictions() -> None:

@@ -7,13 +7,14 @@ import tensorflow as tf
 from models.compression.arithmetic.graph import fused
 from models.compression.arithmetic.selection import (
     Size,
+    decode_signs,
+    encode_signs,
     gather_once,
     largest_of_each,
     scatter_rows,
     select_largest,
     subtract,
 )
-from models.compression.arithmetic.sparse_signs import decode_signs, encode_signs
 from models.compression.codec import Codec, Message, Shape
 from models.compression.schemes.memory import ErrorFeedback
 from models.compression.schemes.piecewise import PiecewiseConstant, density_by_step, elements_to_send

@@ -2,8 +2,7 @@
 
 import tensorflow as tf
 
-from models.compression.codec import Codec, CollectiveName, Context, Memory, Message, Shape, StateSpec
-from models.compression.schemes.linear import LinearCodec
+from models.compression.codec import Codec, CollectiveName, Context, LinearCodec, Memory, Message, Shape, StateSpec
 from models.compression.schemes.memory import NoMemory
 from models.compression.schemes.rounding import RoundingQuantiser
 from models.compression.schemes.scatter_gather import ScatterGather

@@ -1,7 +1,6 @@
 """No compression: 4 bytes per element."""
 
-from models.compression.codec import CollectiveName, Context, Memory, Message, Shape, StateSpec
-from models.compression.schemes.linear import LinearCodec
+from models.compression.codec import CollectiveName, Context, LinearCodec, Memory, Message, Shape, StateSpec
 
 
 class NoneCodec(LinearCodec):

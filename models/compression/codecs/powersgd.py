@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from models.compression import kernels
 from models.compression.arithmetic.randomness import normal
-from models.compression.codec import CollectiveName, Context, Memory, Message, Shape, StateSpec
-from models.compression.schemes.linear import LinearCodec
+from models.compression.codec import CollectiveName, Context, LinearCodec, Memory, Message, Shape, StateSpec
 from models.compression.schemes.piecewise import PiecewiseConstant
 
 # A column that orthogonalisation makes shorter than this was a combination of the others, up to rounding.

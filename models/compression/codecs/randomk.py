@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from models.compression.arithmetic.randomness import uniform
-from models.compression.codec import CollectiveName, Context, Memory, Message, Shape, StateSpec
-from models.compression.schemes.linear import LinearCodec
+from models.compression.codec import CollectiveName, Context, LinearCodec, Memory, Message, Shape, StateSpec
 from models.compression.schemes.piecewise import density_by_step, elements_to_send
 
 

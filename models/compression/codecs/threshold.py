@@ -3,8 +3,7 @@
 import tensorflow as tf
 
 from models.compression.arithmetic.graph import fused
-from models.compression.arithmetic.selection import scatter_rows
-from models.compression.arithmetic.sparse_signs import decode_signs, encode_signs
+from models.compression.arithmetic.selection import decode_signs, encode_signs, scatter_rows
 from models.compression.codec import Codec, Message, Shape
 from models.compression.schemes.memory import ErrorFeedback
 from models.compression.schemes.scatter_gather import ScatterGather

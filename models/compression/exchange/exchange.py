@@ -6,16 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, all_finite, check_finite, check_means, now
-from models.compression.arithmetic.marks import Marks
+from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, Marks, all_finite, check_finite, check_means, now
 from models.compression.arithmetic.randomness import make_key
 from models.compression.codec import Codec, Context, Memory, Message, Shape
-from models.compression.exchange.buckets import make_buckets
 from models.compression.exchange.compatibility import check_present
 from models.compression.exchange.figures import ExchangeFigures, TimedPart
-from models.compression.exchange.payload import traced_payload
-from models.compression.exchange.state import StateVariable
-from models.compression.exchange.wire import Collective, transfer
+from models.compression.exchange.wire import Collective, StateVariable, make_buckets, traced_payload, transfer
 
 
 class GradientExchange:

@@ -7,11 +7,10 @@ from typing import Any
 import tensorflow as tf
 
 from models.compression.arithmetic.graph import checked_means, means_finite, now
-from models.compression.exchange.buckets import make_buckets
 from models.compression.exchange.compatibility import check_present
 from models.compression.exchange.exchange import GradientExchange
 from models.compression.exchange.figures import TimedPart
-from models.compression.exchange.wire import ScatteringCollective
+from models.compression.exchange.wire import ScatteringCollective, make_buckets
 
 
 def part_of(elements: int, rank: int, size: int) -> tuple[int, int]:

@@ -1,12 +1,49 @@
-"""The transfer of the messages of a bucket's tensors in one operation."""
+"""Buckets of gradients, and the transfer of the messages of a bucket's tensors in one operation."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import tensorflow as tf
 
 from models.compression.arithmetic.bits import from_bytes, to_bytes
-from models.compression.codec import CollectiveName, Message
+from models.compression.codec import Codec, CollectiveName, Context, Memory, Message, Shape, StateSpec
+
+_MIB = 1 << 20
+
+
+def make_buckets(indexes: Sequence[int], elements: Sequence[int], bucket_mib: float | None) -> list[list[int]]:
+    """Put the gradients of the last layers, which the backward pass computes first, into the first bucket.
+
+    Args:
+        indexes: Positions of the gradients to put into buckets, rising.
+        elements: Number of elements of every gradient, by position.
+        bucket_mib: Largest size of a bucket, in MiB of float32; a larger gradient is a separate bucket. None: one
+            bucket has all gradients.
+    """
+    buckets: list[list[int]] = []
+    filled = math.inf
+    limit = math.inf if bucket_mib is None else bucket_mib * _MIB
+    for index in reversed(indexes):
+        size = 4 * elements[index]
+        if not buckets or filled + size > limit:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(index)
+        filled += size
+    return buckets
+
+
+@dataclass(frozen=True)
+class StateVariable:
+    """One entry of `GradientExchange.state`."""
+
+    name: str
+    """`<state>/<tensor>`; unique."""
+    spec: StateSpec
+    tensor_shape: Shape
+    variable: tf.Variable
 
 
 class Collective(Protocol):
@@ -15,27 +52,22 @@ class Collective(Protocol):
     @property
     def rank(self) -> int:
         """Rank of this process, 0 to size - 1."""
-        ...
 
     @property
     def size(self) -> int:
         """Number of ranks."""
-        ...
 
     def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
         """Return the sums over ranks, elementwise, of tensors of one dtype, as one grouped operation."""
-        ...
 
     def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor | None = None, name: str | None = None) -> tf.Tensor:
         """Send one section of the first axis to each rank; return the sections from all ranks, concatenated.
 
         Without `splits` (int32, one length per rank) the sections are equally long.
         """
-        ...
 
     def allgather(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
         """Return the tensors of all ranks, concatenated; their first axes may differ."""
-        ...
 
 
 class ScatteringCollective(Collective, Protocol):
@@ -47,7 +79,6 @@ class ScatteringCollective(Collective, Protocol):
         The parts are consecutive, in the order of the ranks, and equally long. If the number of ranks N does not divide
         n, the first n modulo N ranks get one more element.
         """
-        ...
 
 
 def transfer(
@@ -123,3 +154,43 @@ def _bytes(tensors: Sequence[tf.Tensor]) -> int | tf.Tensor:
     if all(tensor.shape.is_fully_defined() for tensor in tensors):
         return sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors)
     return tf.add_n([tf.size(tensor) * tensor.dtype.size for tensor in tensors])
+
+
+def traced_payload(codec: Codec, shape: Shape, collective: Collective) -> int | None:
+    """Return the payload of one tensor in bytes, see `wire.transfer`; None if it depends on the data.
+
+    The payload is that of a step after all schedules of the codec.
+    """
+    counting = _Counting(collective.rank, collective.size)
+    state = codec.state_specs(shape, collective.size, dense=False)
+    payloads: list[int | tf.Tensor] = []
+
+    def run(gradient: tf.Tensor, memory: Memory) -> None:
+        late = tf.constant(1 << 30, tf.int32)
+        context = Context(shape, collective.rank, collective.size, late, 0, 0, tf.constant(1.0))
+        value: Message = gradient
+        for number, name in enumerate(codec.collectives):
+            message, memory = codec.phase(number, value, dict(memory), context)
+            (value,), sent = transfer(name, [message], counting, "counted")
+            payloads.append(sent)
+
+    specs = {name: tf.TensorSpec(spec.shape, tf.float32) for name, spec in state.items()}
+    tf.function(run, autograph=False).get_concrete_function(tf.TensorSpec(shape, tf.float32), specs)
+    return sum(payloads) if all(isinstance(payload, int) for payload in payloads) else None
+
+
+@dataclass(frozen=True)
+class _Counting:
+    """A collective that returns tensors of the right shapes, for tracing."""
+
+    rank: int
+    size: int
+
+    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
+        return tensors
+
+    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor | None = None, name: str | None = None) -> tf.Tensor:
+        return tensor
+
+    def allgather(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        return tf.tile(tensor, [self.size] + [1] * (len(tensor.shape) - 1))

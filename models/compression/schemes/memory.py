@@ -15,11 +15,9 @@ class WorkerMemory(Protocol):
 
     def state_specs(self, shape: Shape, *, dense: bool) -> dict[str, StateSpec]:
         """Return the state of one tensor; `dense` if it is never sent compressed."""
-        ...
 
     def advance(self, gradient: tf.Tensor, memory: Memory) -> tuple[tf.Tensor, Memory]:
         """Return the tensor to encode for the gradient; the caller adds the state "residual" if there is one."""
-        ...
 
     def keep(self, remainder: tf.Tensor, clear: Clear, memory: Memory) -> Memory:
         """Store the remainder: the encoded tensor minus the decoded message.
@@ -29,15 +27,12 @@ class WorkerMemory(Protocol):
             clear: Returns a tensor of that shape with zeros where elements were sent exactly.
             memory: The memory that `advance` has returned.
         """
-        ...
 
     def finish(self, result: tf.Tensor, memory: Memory) -> Memory:
         """Return the memory after the exchange, whose result is equal on every rank."""
-        ...
 
     def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
         """Return the result for a mean that was sent dense; see `Codec.after_dense`."""
-        ...
 
 
 class NoMemory:

@@ -20,12 +20,10 @@ class Compressor(Protocol):
     @property
     def layout(self) -> Layout:
         """How tensors are cut into parts."""
-        ...
 
     @property
     def native(self) -> "NativeCompressor | None":
         """The same compressor in C++, or None if it cannot run here."""
-        ...
 
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
         """Return a message with one row per part, and the remainder: `parts` minus the decoded message.
@@ -36,11 +34,9 @@ class Compressor(Protocol):
             step: Number of exchanges before this one.
             key: Random key, different for steps, tensors, ranks, and the two rounds of an exchange.
         """
-        ...
 
     def decode(self, message: Message, part_shape: Shape) -> tf.Tensor:
         """Return float32 `(rows of the message, *part_shape)`."""
-        ...
 
 
 class NativeCompressor(Protocol):
@@ -58,19 +54,15 @@ class NativeCompressor(Protocol):
             parts: Number of parts to cut it into.
             step: Number of exchanges before this one.
         """
-        ...
 
     def clear(self, tensor: tf.Tensor, message: Message) -> tf.Tensor:
         """Return `tensor` with zeros where an element of the encoded tensor was sent exactly."""
-        ...
 
     def mean(self, message: Message, part_shape: Shape) -> tf.Tensor:
         """Return the mean over ranks, of `part_shape`, of the message's decoded rows, one row per rank."""
-        ...
 
     def decode(self, message: Message, shape: Shape) -> tf.Tensor:
         """Return the tensor of `shape` from the message's rows, one row per part."""
-        ...
 
 
 class ScatterGather:

@@ -13,19 +13,15 @@ class Layout(Protocol):
 
     def part_shape(self, shape: Shape, size: int) -> Shape:
         """Return the shape of one of `size` parts."""
-        ...
 
     def split(self, tensor: tf.Tensor, size: int) -> tf.Tensor:
         """Return the parts, `(size, *part_shape)`."""
-        ...
 
     def join(self, parts: tf.Tensor, shape: Shape) -> tf.Tensor:
         """Return the tensor of `shape` without the padding."""
-        ...
 
     def real(self, shape: Shape, size: int) -> list[int]:
         """Return for each part the number of entries along its last axis that are not padding."""
-        ...
 
 
 class FlatLayout:

@@ -12,8 +12,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from models.optimizers.pieces import Part
-from models.optimizers.sharded import ShardedOptimizer
+from models.optimizers.sharded import Part, ShardedOptimizer
 from pipelines.training.ranks.collective import HorovodCollective
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from conf.sections.selection import SelectionConfig
+from conf.sections.training import SelectionConfig
 from pipelines.tracking.metrics import is_lower_better
 
 History = Sequence[Mapping[str, float]]

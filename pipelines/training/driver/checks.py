@@ -4,13 +4,12 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 
-from conf.combinations import check_length
-from conf.schema import RunConfig
+from conf.schema import RunConfig, check_length
 from conf.sections.augmentations import AugmentationConfig, PadCropConfig
 from conf.sections.dataset import ReaderConfig
 from conf.sections.input import InputConfig
+from conf.sections.launch import TrackingConfig
 from conf.sections.networks import ModelConfig
-from conf.sections.tracking import TrackingConfig
 from conf.sections.training import TrainingConfig
 from models.layers.grids import shift_units
 from pipelines.dataset.format.manifest import Manifest, read_manifest

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from conf.schema import RunConfig
 from conf.sections.codecs import CodecConfig, NoneConfig
 from conf.sections.optimizers import LayerwiseConfig, OptimizerConfig
-from conf.sections.training import TrainingConfig
-from conf.sections.warm_start import WarmStartConfig
+from conf.sections.training import TrainingConfig, WarmStartConfig
 from models.layers.grids import Size
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.training.setup.resolution import part_sizes

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from conf.schema import RunConfig
-from conf.sections.selection import SelectionConfig
+from conf.sections.training import SelectionConfig
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
 from pipelines.tracking.metrics import IMAGE_HEIGHT, is_lower_better

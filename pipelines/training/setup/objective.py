@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from conf.sections.objective import ImportedLossConfig, MetricConfig
-from conf.sections.training import TrainingConfig
+from conf.sections.training import ImportedLossConfig, MetricConfig, TrainingConfig
 from models.losses import Loss, classification_loss, imported_loss
 from models.metrics import Metric, imported_metric
 from pipelines.dataset.format.manifest import Manifest

@@ -9,8 +9,8 @@ from conf.schema import RunConfig
 from conf.sections.augmentations import AugmentationConfig
 from conf.sections.codecs import CodecConfig
 from conf.sections.optimizers import OneBitAdamConfig, OptimizerConfig
-from conf.sections.warm_start import WarmStartConfig
-from models.compression.arithmetic.marks import Marks
+from conf.sections.training import WarmStartConfig
+from models.compression.arithmetic.graph import Marks
 from models.compression.codec import Codec
 from models.compression.codecs.table import CODECS
 from models.compression.exchange.exchange import GradientExchange
@@ -20,7 +20,7 @@ from models.layers.table import AUGMENTATIONS
 from models.losses import Loss
 from models.networks.model import build_model
 from models.networks.warm_start import freeze, rate_factors
-from models.optimizers.roles import variables_with_roles
+from models.optimizers.layerwise import variables_with_roles
 from models.optimizers.sharded import ShardedOptimizer, Shards
 from models.optimizers.table import OPTIMIZERS
 from pipelines.dataset.format.manifest import Manifest

@@ -2,7 +2,7 @@
 
 from conf.schema import RunConfig
 from conf.sections.training import TrainingConfig
-from models.compression.arithmetic.marks import Marks
+from models.compression.arithmetic.graph import Marks
 from models.schedules import Schedule
 from pipelines.training.ranks.stop import StopAgreement
 from pipelines.training.setup.parts import Parts

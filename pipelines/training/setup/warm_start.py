@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from conf.sections.warm_start import WarmStartConfig
+from conf.sections.training import WarmStartConfig
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.storage.folder import Location
 from pipelines.tracking.models.models import load_model, model_metadata

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from models.layers.mixup import mix_pairs, mixing_coefficients
+from models.layers.augmentation import mix_pairs, mixing_coefficients
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import keras
 import tensorflow as tf
 
-from models.compression.arithmetic.graph import now
-from models.compression.arithmetic.marks import Marks
+from models.compression.arithmetic.graph import Marks, now
 from models.compression.exchange.compatibility import check_optimizer
 from models.compression.exchange.exchange import GradientExchange
 from models.compression.exchange.figures import ExchangeFigures

@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from models.compression.arithmetic.marks import Marks
+from models.compression.arithmetic.graph import Marks
 from models.layers.grids import Size
 from pipelines.dataset.read.reader import Batch
 from pipelines.launch.rank.report import log_to_driver

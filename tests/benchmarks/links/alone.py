@@ -37,7 +37,7 @@ def bytes_of(tensor):
 def compute(batch, steps, small):
     """Seconds of training steps, and when each gradient is ready as a part of a step."""
     from conf.sections.networks import ResNetCifarConfig, ResNetConfig
-    from models.compression.arithmetic.marks import Marks
+    from models.compression.arithmetic.graph import Marks
     from tests.benchmarks.parts import training
 
     training.pin()

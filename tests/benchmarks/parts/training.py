@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from conf.schema import RunConfig
-from conf.sections.exchange import ExchangeConfig
+from conf.sections.codecs import ExchangeConfig
 from conf.sections.networks import ResNetCifarConfig, ResNetConfig
 from conf.sections.optimizers import LARSConfig, OptimizerConfig
 from models.compression.exchange.exchange import GradientExchange

@@ -6,8 +6,8 @@ from typing import Any, get_args, get_origin
 
 import pytest
 
-from conf.changes import validated
 from conf.keys import TAGS, nested
+from conf.load import validated
 from conf.schema import RunConfig
 from conf.sections.section import Section
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jobs.shell.display import PrepareDisplay, TrainingDisplay
+from jobs.shell.display import SamplesDisplay, TrainingDisplay
 from pipelines.dataset.prepare.spark_job import PrepareProgress
 from pipelines.training.ranks.events import Compiling, EpochTrained, SavingModel, StepTrained, TrackingNews
 
@@ -39,7 +39,7 @@ def test_lines_of_a_run(capsys, monkeypatch):
 def test_the_rate_of_preparation_counts_what_this_run_wrote(capsys, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("jobs.shell.display.time.monotonic", lambda: clock[0])
-    display = PrepareDisplay()
+    display = SamplesDisplay()
     clock[0] = 120.0
     display(PrepareProgress(done=5040, total=9000, rejected=3, found=5000))
     assert capsys.readouterr().out == "5040/9000 samples, 2/s, 3 rejected\n"

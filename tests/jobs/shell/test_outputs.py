@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from jobs.shell.outputs import PLOT_MARK, check_outputs, save_plot
+from jobs.shell.paths import PLOT_MARK, check_outputs, save_plot
 from pipelines.comparison.tables import CSV_MARK
 from pipelines.dataset.report.html import PAGE_MARK, render
 

@@ -10,9 +10,8 @@ from conf.load import load
 from conf.schema import RunConfig
 from jobs.compare import compare
 from jobs.prepare import configured_archive, prepare
-from jobs.shell.command import run
+from jobs.shell.command import Result, model_uri_of, run
 from jobs.shell.paths import setting_of, with_absolute_paths
-from jobs.shell.result import Result, model_uri_of
 from jobs.shell.verbs import VERBS, parser_of
 from pipelines.launch.runner import BarrierRunner
 

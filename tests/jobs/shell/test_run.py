@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from py4j.protocol import Py4JNetworkError
 
-from jobs.shell.command import run
-from jobs.shell.result import Result
+from jobs.shell.command import Result, run
 from pipelines.launch.driver.failure import InfrastructureError, Outcome, RankLostError, StartError, WorkerError
 from pipelines.storage.folder import StorageError
 

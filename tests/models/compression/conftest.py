@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.sections.exchange import ExchangeConfig
+from conf.sections.codecs import ExchangeConfig
 from models.compression.arithmetic.randomness import make_key
 from models.compression.codecs.table import CODECS
 from models.compression.exchange.exchange import GradientExchange

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.layers.augmentation import augmentation_seeds
-from models.layers.mixup import mix_pairs, mixing_coefficients
+from models.layers.augmentation import augmentation_seeds, mix_pairs, mixing_coefficients
 from models.losses import classification_loss
 
 ROWS = np.arange(20_000)

@@ -4,7 +4,7 @@ import keras
 import pytest
 
 from conf.sections.optimizers import LARSConfig
-from models.optimizers.roles import variable_roles, variables_with_roles
+from models.optimizers.layerwise import variable_roles, variables_with_roles
 from tests.models.built import network_of
 
 

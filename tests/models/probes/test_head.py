@@ -5,8 +5,7 @@ import io
 import numpy as np
 import pytest
 
-from models.probes.head import LinearHead
-from models.probes.standardisation import standardisation
+from models.probes.head import LinearHead, standardisation
 
 RANDOM = np.random.default_rng(3)
 FEATURES = (5 + 3 * RANDOM.standard_normal((20, 4))).astype(np.float32)

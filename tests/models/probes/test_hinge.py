@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.svm import LinearSVC
 
-from models.probes.hinge import fit_hinge
+from models.probes.solvers import fit_hinge
 
 L2 = 0.1
 

@@ -5,7 +5,7 @@ import pytest
 from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
-from models.probes.logistic import fit_logistic
+from models.probes.solvers import fit_logistic
 
 L2 = 1e-2
 SETTINGS = {"l2": L2, "max_iterations": 2000, "tolerance": 3e-8}

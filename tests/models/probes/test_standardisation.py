@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.preprocessing import StandardScaler
 
-from models.probes.standardisation import standardisation
+from models.probes.head import standardisation
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 40])

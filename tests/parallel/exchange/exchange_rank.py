@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from conf.sections.exchange import ExchangeConfig
+from conf.sections.codecs import ExchangeConfig
 from conf.sections.optimizers import LARSConfig, OneBitAdamConfig
 from models.compression.exchange.exchange import GradientExchange
 from models.losses import classification_loss

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.sections.exchange import ExchangeConfig
+from conf.sections.codecs import ExchangeConfig
 from conf.sections.optimizers import LARSConfig
 from models.compression.codecs.table import CODECS
 from pipelines.training.setup.recipe import make_codec

@@ -15,8 +15,16 @@ from mlflow import MlflowClient
 from pipelines.comparison.facts import chosen_metric, facts_of, peak_rate, warmup_text
 from pipelines.comparison.figures import GREY, colors_of, variants_of
 from pipelines.comparison.groups import Group, Part, Spread, baseline_of, best_group, default_target, parts_of
-from pipelines.comparison.run import CURVE_GROUPS, CURVES, SEED, ComparedRun, compared_run, kept_settings
-from pipelines.comparison.saved import read_runs, save_runs
+from pipelines.comparison.run import (
+    CURVE_GROUPS,
+    CURVES,
+    SEED,
+    ComparedRun,
+    compared_run,
+    kept_settings,
+    read_runs,
+    save_runs,
+)
 from pipelines.comparison.tables import efficiency, runs_csv, speedup, table_csv, target_rows
 from pipelines.tracking.store import runs as store_runs
 from pipelines.tracking.store.recorded import RecordedRun, recorded_trainings

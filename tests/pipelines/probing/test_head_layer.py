@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.probing.extract import Extractor
-from pipelines.probing.head_layer import check_head
+from pipelines.probing.extract import Extractor, check_head
 from pipelines.storage.folder import Location
 
 CLASSES = 5

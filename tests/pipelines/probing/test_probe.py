@@ -179,7 +179,7 @@ def test_the_whole_way(
     def gone(run: Any) -> bool:
         raise TrackingError("no answer from MLflow")
 
-    monkeypatch.setattr("jobs.probe.has_run", gone)
+    monkeypatch.setattr("jobs.shell.records.has_run", gone)
     assert cli.execute(command) == 4
     told = capsys.readouterr().err
     assert re.search(rf"did not take the scores \(no answer from MLflow\): test/loss .*test/f1_micro {f1:.4f}", told)

@@ -15,8 +15,7 @@ from pipelines.scaling.estimate import STRONG, WEAK, Job, Row, batches_of, faste
 from pipelines.scaling.fit import Parameters, fit, resampled
 from pipelines.scaling.measurements import Measurements
 from pipelines.scaling.named_link import Link
-from pipelines.scaling.plots import figure_of
-from pipelines.scaling.tables import csv_of, lines_of
+from pipelines.scaling.tables import csv_of, figure_of, lines_of
 
 WORKERS = [2**power for power in range(11)]
 JOB = Job(images=10_000, epochs=3, price=2.0)

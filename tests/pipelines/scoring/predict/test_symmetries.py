@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from conf.sections.evaluate import EvaluateConfig
+from conf.sections.score import EvaluateConfig
 from models.layers.augmentation import Augmentation
 from pipelines.scoring.predict.model import ModelInput
 from pipelines.scoring.predict.symmetries import COUNTS, averaged, check_symmetries

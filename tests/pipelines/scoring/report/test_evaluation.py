@@ -230,7 +230,7 @@ def test_scores_that_the_store_does_not_take_end_the_child_run(
         ("RunWriter.drain", lambda writer: "no answer within 4 s", "no answer within 4 s"),
         ("has_run", gone, "no answer from MLflow"),
     ):
-        monkeypatch.setattr(f"jobs.evaluate.{place}", fails)
+        monkeypatch.setattr(f"jobs.shell.records.{place}", fails)
         with pytest.raises(TrackingError, match=rf"did not take the scores \({reason}\): loss .*, f1_micro \d"):
             evaluate(config_of(small_dataset, f"evaluate.report={report}"), logged.uri, "validation")
         assert "<html" in report.read_text()

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from conf.load import load
-from conf.sections.selection import SelectionConfig
+from conf.sections.training import SelectionConfig
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.dataset.read.reader import Batch
 from pipelines.sample import Task

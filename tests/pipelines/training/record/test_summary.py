@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from conf.load import load
-from conf.sections.selection import SelectionConfig
+from conf.sections.training import SelectionConfig
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.training.record.summary import Computer, compared_metric, summary_of
 from tests.pipelines.training.manifests import rgb_manifest

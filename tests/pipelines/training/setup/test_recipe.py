@@ -14,8 +14,7 @@ from conf.load import load
 from conf.schema import RunConfig
 from conf.sections.archives import ARCHIVE_KINDS
 from conf.sections.augmentations import AUGMENTATION_NAMES
-from conf.sections.codecs import CODEC_NAMES
-from conf.sections.exchange import ExchangeConfig
+from conf.sections.codecs import CODEC_NAMES, ExchangeConfig
 from conf.sections.modes import MODE_NAMES
 from conf.sections.networks import MODEL_NAMES
 from conf.sections.optimizers import OPTIMIZER_NAMES, OptimizerBase, OptimizerConfig
@@ -27,7 +26,7 @@ from models.layers.augmentation import AugmentedModel
 from models.layers.table import AUGMENTATIONS
 from models.losses import classification_loss
 from models.networks.table import NETWORKS
-from models.optimizers.roles import variables_with_roles
+from models.optimizers.layerwise import variables_with_roles
 from models.optimizers.table import OPTIMIZERS
 from pipelines.archives.table import ARCHIVES
 from pipelines.dataset.format.manifest import Manifest
@@ -315,7 +314,7 @@ def test_a_name_is_mentioned_in_its_table_and_its_settings_only(table: str, proj
     # reads an image folder's name as a word.
     pairs |= {"models/compression/kernels/__init__.py", "pipelines/dataset/report/published_statistics.py"}
     # Test-time augmentation has symmetries that are called as the augmentations that draw from them.
-    pairs |= {"conf/sections/evaluate.py", "pipelines/scoring/predict/symmetries.py"}
+    pairs |= {"conf/sections/score.py", "pipelines/scoring/predict/symmetries.py"}
     shipped = [path for folder in ("jobs", "pipelines", "models", "conf") for path in (project / folder).rglob("*.py")]
     mentions = {path.relative_to(project).as_posix(): strings_of(path) for path in shipped}
     # "none" is also no augmentation; the pair has both; "import" is in several tables; "local" is a Spark master too,

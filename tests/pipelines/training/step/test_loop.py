@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from conf.load import load
-from models.layers.mixup import mixing_coefficients
+from models.layers.augmentation import mixing_coefficients
 from models.schedules import constant, gradual_warmup
 from pipelines.dataset.read.reader import Batch
 from pipelines.launch.rank.report import StoppedOnRequest

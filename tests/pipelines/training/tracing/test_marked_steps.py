@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from conf.load import load
-from models.compression.arithmetic.marks import Marks
+from models.compression.arithmetic.graph import Marks
 from pipelines.training.setup.recipe import make_mode
 from pipelines.training.step.loss_scale import LossScale
 from pipelines.training.step.step import StepClocks, StepFigures

@@ -1,0 +1,85 @@
+"""Runs of MLflow that jobs other than trainings write."""
+
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from conf.schema import RunConfig
+from pipelines.dataset.format.manifest import Manifest
+from pipelines.tracking.journal.writer import RunWriter
+from pipelines.tracking.store import revision
+from pipelines.tracking.store.experiments import chosen_experiment
+from pipelines.tracking.store.runs import has_run, start_child_run, start_run
+from pipelines.tracking.store.served import ServedModel
+from pipelines.tracking.store.store import TrackedRun, TrackingError, tracking_uri
+from pipelines.training.setup.description import dataset_facts
+
+
+def tags_of(verb: str) -> dict[str, str]:
+    """Return the tags of every run that a verb starts."""
+    return {"mlflow.source.name": f"groundswell {verb}", "mlflow.source.type": "JOB", **revision.tags()}
+
+
+def write_run(run: TrackedRun, write: Callable[[RunWriter], None], **options: Any) -> str:
+    """Write to a run, and return the reason why MLflow has not taken everything; empty: it has.
+
+    Args:
+        run: The run.
+        write: Function that writes.
+        options: Options of the writer.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        writer = RunWriter(run, Path(folder, "journal"), **options)
+        write(writer)
+        reason = writer.drain()
+        writer.close()
+    return reason
+
+
+def start_run_of_model(
+    config: RunConfig,
+    served: ServedModel,
+    manifest: Manifest,
+    parameters: Mapping[str, Any],
+    *,
+    verb: str,
+    name: str,
+    context: str,
+) -> tuple[TrackedRun, TrackedRun | None]:
+    """Start a run with the scores of a model on a dataset: a child of the model's run if the store has that one.
+
+    Args:
+        config: The dataset, and the experiment of a run without parent.
+        served: The model.
+        manifest: The dataset's.
+        parameters: Parameters in addition to model and dataset.
+        verb: The verb that measured the model.
+        name: Name of the run.
+        context: How the dataset is used.
+
+    Returns:
+        The run, and the model's run; None: the store does not have it.
+
+    Raises:
+        TrackingError: The store does not answer.
+        ValueError: The experiment was deleted.
+    """
+    parent = TrackedRun(tracking_uri(), served.metadata.run_id or "")
+    of_model = {
+        "model": served.uri,
+        "model_id": served.model_id,
+        "dataset": config.dataset.path,
+        "dataset_fingerprint": manifest.fingerprint,
+        **parameters,
+    }
+    about: dict[str, Any] = {"dataset": dataset_facts(config.dataset.path, manifest), "context": context}
+    if served.metadata.run_id is not None and has_run(parent):
+        return start_child_run(parent, name, of_model, tags_of(verb), **about), parent
+    return start_run(chosen_experiment(config.tracking.experiment), name, of_model, tags_of(verb), **about), None
+
+
+def not_taken(metrics: Mapping[str, float], reason: str, remedy: str) -> TrackingError:
+    """Return the error that the store did not accept scores, which are in the message."""
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+    return TrackingError(f"MLflow did not take the scores ({reason}): {scores}. {remedy}")
