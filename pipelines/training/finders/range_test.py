@@ -54,11 +54,7 @@ def range_test_worker(config: RunConfig, rates: Sequence[float]) -> RangeTest:
         if collective.rank == 0:
             tell(Compiling())
         data = make_input(
-            config,
-            parts.manifest,
-            rank=collective.rank,
-            size=collective.size,
-            micro_batches=parts.micro_batches,
+            config, parts.manifest, rank=collective.rank, size=collective.size, micro_batches=parts.micro_batches
         )
         return _run(_inputs(training, data, model), trainer, rates)
 
