@@ -130,8 +130,7 @@ class AugmentedModel(keras.Model):  # type: ignore[misc]
 
     def __init__(self, network: keras.Model, augmentation: keras.layers.Layer | None, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)
-        self.network = network
-        self.augmentation = augmentation
+        self.network, self.augmentation = network, augmentation
         if augmentation is not None:
             augmentation.build({name: tensor.shape for name, tensor in network.input.items()})
         self.built = True

@@ -39,8 +39,7 @@ class MeProp(keras.layers.Wrapper):  # type: ignore[misc]
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         super().__init__(layer, **kwargs)
-        self.k = k
-        self.unified = unified
+        self.k, self.unified = k, unified
 
     def call(self, inputs: Any, **kwargs: Any) -> Any:
         """Return the layer's output."""

@@ -79,9 +79,7 @@ class LAMB(keras.optimizers.Optimizer):  # type: ignore[misc]
             raise ValueError(f"weight_decay must not be negative, got {weight_decay}")
         # The base class would apply its own weight_decay, outside the ratio.
         super().__init__(learning_rate=learning_rate, weight_decay=None, **kwargs)
-        self.beta_1 = beta_1
-        self.beta_2 = beta_2
-        self.epsilon = epsilon
+        self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
         self.inner_weight_decay = weight_decay
         self.excluded = tuple(excluded)
         self.unadapted = tuple(unadapted)

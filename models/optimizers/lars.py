@@ -147,11 +147,9 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]
             raise ValueError(f"weight_decay and epsilon must not be negative, got {weight_decay} and {epsilon}")
         # The base class would apply its own weight_decay, decoupled from the gradient, before every update.
         super().__init__(learning_rate=learning_rate, weight_decay=None, **kwargs)
-        self.momentum = momentum
-        self.nesterov = nesterov
+        self.momentum, self.nesterov = momentum, nesterov
         self.coupled_weight_decay = weight_decay
-        self.trust_coefficient = trust_coefficient
-        self.epsilon = epsilon
+        self.trust_coefficient, self.epsilon = trust_coefficient, epsilon
         self.excluded = tuple(excluded)
         self.unadapted = self.excluded if unadapted is None else tuple(unadapted)
         self.variant = variant

@@ -70,10 +70,7 @@ class OneBitAdam(keras.optimizers.Optimizer):  # type: ignore[misc]
             if not 0 <= beta < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {beta}")
         super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, **kwargs)
-        self.warmup_steps = warmup_steps
-        self.beta_1 = beta_1
-        self.beta_2 = beta_2
-        self.epsilon = epsilon
+        self.warmup_steps, self.beta_1, self.beta_2, self.epsilon = warmup_steps, beta_1, beta_2, epsilon
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Create both moments of each variable."""

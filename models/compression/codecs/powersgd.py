@@ -62,9 +62,7 @@ class PowerSGD(LinearCodec):
         if min_compression < 1:
             raise ValueError(f"min_compression must be at least 1, got {min_compression}")
         self.largest = int(max(self.ranks.values))
-        self.min_compression = min_compression
-        self.warm_start = warm_start
-        self.error_feedback = error_feedback
+        self.min_compression, self.warm_start, self.error_feedback = min_compression, warm_start, error_feedback
         operations = kernels.load()
         self._products = _TensorflowProducts(self.largest) if operations is None else _NativeProducts(operations)
         self.compiled = self.ranks.constant and operations is None

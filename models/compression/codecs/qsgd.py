@@ -80,8 +80,7 @@ class StochasticQuantiser:
         """Store the settings; see `qsgd`."""
         self.bits = bits
         self.levels = 2 ** (bits - 1) - 1
-        self.bucket_size = bucket_size
-        self.norm = norm
+        self.bucket_size, self.norm = bucket_size, norm
         self.layout = FlatLayout(bucket_size)
 
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:

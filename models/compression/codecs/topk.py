@@ -94,8 +94,7 @@ class NativeTopKSparsifier:
 
     def __init__(self, operations: Any, density: PiecewiseConstant) -> None:
         """Store the operations, and the density as a function of the step."""
-        self.operations = operations
-        self.density = density
+        self.operations, self.density = operations, density
         self.layout = FlatLayout(16)
 
     def encode(

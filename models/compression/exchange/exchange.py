@@ -54,13 +54,8 @@ class GradientExchange:
             raise ValueError(f"bucket_mib must be positive or None, got {bucket_mib}")
         if warmup_steps < 0:
             raise ValueError(f"warmup_steps must not be negative, got {warmup_steps}")
-        self.codec = codec
-        self.collective = collective
-        self.dense_below = dense_below
-        self.bucket_mib = bucket_mib
-        self.warmup_steps = warmup_steps
-        self.rescale_residual = rescale_residual
-        self.seed = seed
+        self.codec, self.collective, self.dense_below, self.bucket_mib = codec, collective, dense_below, bucket_mib
+        self.warmup_steps, self.rescale_residual, self.seed = warmup_steps, rescale_residual, seed
         self.jit_compile = jit_compile and codec.compiled
         self.all_finite = tf.function(all_finite, jit_compile=True, autograph=False) if jit_compile else all_finite
         self.state: list[StateVariable] = []

@@ -94,9 +94,7 @@ class MomentumCorrection(NoMemory):
 
     def __init__(self, momentum: float, *, nesterov: bool, masking: bool) -> None:
         """Store the settings."""
-        self.momentum = momentum
-        self.nesterov = nesterov
-        self.masking = masking
+        self.momentum, self.nesterov, self.masking = momentum, nesterov, masking
 
     def state_specs(self, shape: Shape, *, dense: bool) -> dict[str, StateSpec]:
         """Return the state: u, and v as the residual."""

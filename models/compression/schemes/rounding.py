@@ -19,8 +19,7 @@ class RoundingQuantiser:
 
     def __init__(self, dtype: tf.DType, prescale: float) -> None:
         """Store the settings."""
-        self.dtype = dtype
-        self.prescale = prescale
+        self.dtype, self.prescale = dtype, prescale
         self.layout = FlatLayout(1)
 
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:

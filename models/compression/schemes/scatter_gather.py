@@ -100,11 +100,9 @@ class ScatterGather:
         local_clip_norm: float | None = None,
     ) -> None:
         """Store the pieces."""
-        self.name = name
-        self.compressor = compressor
+        self.name, self.compressor = name, compressor
         self.owner_compressor = owner_compressor or compressor
-        self.memory = memory
-        self.owner_feedback = owner_feedback
+        self.memory, self.owner_feedback = memory, owner_feedback
         self.compiled = compressor.compiled and compressor.native is None and self.owner_compressor.compiled
         self.checks_finite = compressor.native is not None
         self.local_clip_norm = local_clip_norm
