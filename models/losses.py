@@ -40,16 +40,16 @@ def classification_loss(
         raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
     if class_weights is not None and not all(weight > 0 for weight in class_weights):
         raise ValueError(f"class_weights must be positive, got {list(class_weights)}")
-    loss = _LOSSES[task] if class_weights is None else functools.partial(_WEIGHTED[task], list(class_weights))
-    if label_smoothing == 0:
-        return loss
+    formula = _LOSSES[task] if class_weights is None else functools.partial(_WEIGHTED[task], list(class_weights))
 
-    def smoothed(targets: Any, logits: Any) -> Any:
-        targets = ops.cast(targets, "float32")
-        answers = 2 if task == "multi_label" else targets.shape[-1]
-        return loss((1.0 - label_smoothing) * targets + label_smoothing / answers, logits)
+    def loss(targets: Any, logits: Any) -> Any:
+        targets, logits = ops.cast(targets, "float32"), ops.cast(logits, "float32")
+        if label_smoothing > 0:
+            answers = 2 if task == "multi_label" else targets.shape[-1]
+            targets = (1.0 - label_smoothing) * targets + label_smoothing / answers
+        return formula(targets, logits)
 
-    return smoothed
+    return loss
 
 
 def imported_loss(path: str, settings: Mapping[str, Any], *, setting: str) -> Loss:
@@ -88,23 +88,19 @@ def imported_loss(path: str, settings: Mapping[str, Any], *, setting: str) -> Lo
 
 
 def _multi_label(targets: Any, logits: Any) -> Any:
-    targets, logits = ops.cast(targets, "float32"), ops.cast(logits, "float32")
     return ops.mean(ops.binary_crossentropy(targets, logits, from_logits=True), axis=-1)
 
 
 def _single_label(targets: Any, logits: Any) -> Any:
-    targets, logits = ops.cast(targets, "float32"), ops.cast(logits, "float32")
     return ops.categorical_crossentropy(targets, logits, from_logits=True)
 
 
 def _weighted_multi_label(weights: list[float], targets: Any, logits: Any) -> Any:
-    targets, logits = ops.cast(targets, "float32"), ops.cast(logits, "float32")
     weighted = ops.convert_to_tensor(weights, "float32") * targets * ops.softplus(-logits)
     return ops.mean(weighted + (1.0 - targets) * ops.softplus(logits), axis=-1)
 
 
 def _weighted_single_label(weights: list[float], targets: Any, logits: Any) -> Any:
-    targets, logits = ops.cast(targets, "float32"), ops.cast(logits, "float32")
     return -ops.sum(ops.convert_to_tensor(weights, "float32") * targets * ops.log_softmax(logits), axis=-1)
 
 

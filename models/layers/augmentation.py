@@ -52,8 +52,45 @@ def augmentation_seeds(seed: int, epoch: int, rows: ArrayLike) -> NDArray[np.int
     return (words >> np.uint64(32)).astype(np.uint32).view(np.int32).reshape(numbers.shape)
 
 
+class SeededAugmentation(keras.layers.Layer):  # type: ignore[misc]
+    """Changes the images of training batches by the seeds of their samples; a subclass has `augmented`.
+
+    Raises:
+        ValueError: when called in training, missing seeds, or another backend of Keras than TensorFlow.
+    """
+
+    def __init__(self, subject: str, **kwargs: Any) -> None:
+        """Take the name of the augmentation in errors."""
+        # There is no autocast: half floats have neither the range nor the precision of stored pixels.
+        super().__init__(autocast=False, **kwargs)
+        self._subject = subject
+
+    def call(self, images: dict[str, Any], seeds: Any = None, training: bool | None = None) -> dict[str, Any]:
+        """Return the images; in training they are augmented.
+
+        Args:
+            images: Images by group name, `(batch, height, width, bands)`, of any dtype.
+            seeds: One per sample, int32 `(batch,)`; only needed in training.
+            training: Whether to augment.
+        """
+        if not training:
+            return images
+        require_tensorflow(self._subject)
+        if seeds is None:
+            raise ValueError(f"{self._subject} needs seeds, one per sample, when training: got none")
+        return self.augmented(images, tf.convert_to_tensor(seeds))
+
+    def augmented(self, images: dict[str, Any], seeds: "tf.Tensor") -> dict[str, Any]:
+        """Return the augmented images, with the same groups, shapes and dtypes."""
+        raise NotImplementedError
+
+    def compute_output_spec(self, images: dict[str, Any], seeds: Any = None, training: Any = None) -> dict[str, Any]:
+        """Return the shapes and dtypes of the images, which do not change."""
+        return {name: keras.KerasTensor(group.shape, group.dtype) for name, group in images.items()}
+
+
 @keras.saving.register_keras_serializable(package="groundswell")
-class Augmentation(keras.layers.Layer):  # type: ignore[misc]
+class Augmentation(SeededAugmentation):
     """Applies one symmetry of the square to every sample, the same to all image groups of the sample.
 
         element = seed mod (4 for "flips", 8 for "dihedral")
@@ -72,8 +109,7 @@ class Augmentation(keras.layers.Layer):  # type: ignore[misc]
     """
 
     def __init__(self, kind: str, **kwargs: Any) -> None:
-        # There is no autocast: half floats have neither the range nor the precision of stored pixels.
-        super().__init__(autocast=False, **kwargs)
+        super().__init__(f"augmentation {kind!r}", **kwargs)
         if kind not in ELEMENTS:
             raise ValueError(f"augmentation must be one of {tuple(ELEMENTS)}, got {kind!r}")
         self.kind = kind
@@ -88,26 +124,11 @@ class Augmentation(keras.layers.Layer):  # type: ignore[misc]
                 )
         self.built = True
 
-    def call(self, images: dict[str, Any], seeds: Any = None, training: bool | None = None) -> dict[str, Any]:
-        """Return the images; in training they are flipped and turned.
-
-        Args:
-            images: Images by group name, `(batch, height, width, bands)`, of any dtype.
-            seeds: One per sample, int32 `(batch,)`; only needed in training.
-            training: Whether to augment.
-        """
-        if not training:
-            return images
-        require_tensorflow(f"augmentation {self.kind!r}")
-        if seeds is None:
-            raise ValueError(f"augmentation {self.kind!r} needs seeds, one per sample, when training: got none")
+    def augmented(self, images: dict[str, Any], seeds: "tf.Tensor") -> dict[str, Any]:
+        """Return the images `(batch, height, width, bands)`, flipped and turned."""
         # The lowest bits of the seeds, for either sign.
-        elements = tf.bitwise.bitwise_and(tf.convert_to_tensor(seeds), ELEMENTS[self.kind] - 1)
+        elements = tf.bitwise.bitwise_and(seeds, ELEMENTS[self.kind] - 1)
         return {name: _move_pixels(group, elements, ELEMENTS[self.kind]) for name, group in images.items()}
-
-    def compute_output_spec(self, images: dict[str, Any], seeds: Any = None, training: Any = None) -> dict[str, Any]:
-        """Return the shapes and dtypes of the images, which do not change."""
-        return {name: keras.KerasTensor(group.shape, group.dtype) for name, group in images.items()}
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of `__init__`."""
@@ -163,13 +184,26 @@ class AugmentedModel(keras.Model):  # type: ignore[misc]
 
 
 def _move_pixels(images: Any, elements: Any, count: int) -> Any:
+    height, width, _ = images.shape[1:]
+    return gather_pixels(images, tf.gather(_source_pixels(height, width, count), elements))
+
+
+def gather_pixels(images: Any, sources: Any, is_kept: Any = None) -> Any:
+    """Return images of the same shape and dtype, from other pixels of each image.
+
+    Args:
+        images: `(batch, height, width, bands)`, of any dtype.
+        sources: Place of each pixel's source, int32 `(batch, height * width)`; pixels are numbered row by row.
+        is_kept: Bool `(batch, height * width, 1)`, false for pixels that become 0; None: no pixel does.
+    """
     height, width, bands = images.shape[1:]
-    sources = tf.gather(_source_pixels(height, width, count), elements)
     pixels = tf.reshape(images, (-1, height * width, bands))
     if images.dtype.is_integer and images.dtype.size < tf.int32.size:
         # TensorFlow cannot gather integers shorter than int32 on a GPU: it would copy the images to the host and back.
         pixels = tf.cast(pixels, tf.int32)
     moved = tf.gather(pixels, sources, batch_dims=1)
+    if is_kept is not None:
+        moved = tf.where(is_kept, moved, tf.zeros_like(moved))
     return tf.reshape(tf.cast(moved, images.dtype), (-1, height, width, bands))
 
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from models.imported import described, import_function
-from models.layers.backend import ON_TENSORFLOW, require_tensorflow
+from models.layers.augmentation import SeededAugmentation
+from models.layers.backend import ON_TENSORFLOW
 
 if TYPE_CHECKING or ON_TENSORFLOW:
     import tensorflow as tf
@@ -15,7 +16,7 @@ _SETTING = "input.augmentation.path"
 
 
 @keras.saving.register_keras_serializable(package="groundswell")
-class ImportedAugmentation(keras.layers.Layer):  # type: ignore[misc]
+class ImportedAugmentation(SeededAugmentation):
     """Calls an imported function on the images of every training batch.
 
         function(images, seeds, **settings) -> images
@@ -35,8 +36,7 @@ class ImportedAugmentation(keras.layers.Layer):  # type: ignore[misc]
     """
 
     def __init__(self, path: str, settings: Mapping[str, Any], **kwargs: Any) -> None:
-        # No autocast: half floats have neither the range nor the precision of stored pixels.
-        super().__init__(autocast=False, **kwargs)
+        super().__init__(f"{_SETTING}={path}", **kwargs)
         self.import_path, self.settings = path, dict(settings)
         self._function = import_function(path, _SETTING)
 
@@ -44,27 +44,18 @@ class ImportedAugmentation(keras.layers.Layer):  # type: ignore[misc]
         """Create nothing: there are no variables."""
         self.built = True
 
-    def call(self, images: dict[str, Any], seeds: Any = None, training: bool | None = None) -> dict[str, Any]:
-        """Return the images; in training, the result of the function."""
-        if not training:
-            return images
-        require_tensorflow(f"{_SETTING}={self.import_path}")
-        if seeds is None:
-            raise ValueError(f"{_SETTING}={self.import_path} needs seeds, one per sample, when training: got none")
+    def augmented(self, images: dict[str, Any], seeds: "tf.Tensor") -> dict[str, Any]:
+        """Return the result of the function."""
         images = {name: tf.convert_to_tensor(group) for name, group in images.items()}
         try:
-            found = self._function(images, tf.convert_to_tensor(seeds), **self.settings)
+            found = self._function(images, seeds, **self.settings)
         except Exception as error:  # the function's own code may raise any exception
-            raise ValueError(f"{_SETTING}={self.import_path}: the function raised {described(error)}") from error
+            raise ValueError(f"{self._subject}: the function raised {described(error)}") from error
         expected = _described(images)
         if not isinstance(found, Mapping) or _described(found) != expected:
             got = _described(found) if isinstance(found, Mapping) else f"a {type(found).__name__}"
-            raise ValueError(f"{_SETTING}={self.import_path}: the function returned {got}, expected {expected}")
+            raise ValueError(f"{self._subject}: the function returned {got}, expected {expected}")
         return dict(found)
-
-    def compute_output_spec(self, images: dict[str, Any], seeds: Any = None, training: Any = None) -> dict[str, Any]:
-        """Return the shapes and dtypes of the images, which do not change."""
-        return {name: keras.KerasTensor(group.shape, group.dtype) for name, group in images.items()}
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of `__init__`."""

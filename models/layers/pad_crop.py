@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from models.layers.backend import ON_TENSORFLOW, require_tensorflow
+from models.layers.augmentation import SeededAugmentation, gather_pixels
+from models.layers.backend import ON_TENSORFLOW
 from models.layers.drop import uniform
 from models.layers.grids import coarsening, shift_units
 
@@ -20,7 +21,7 @@ _CUTOUT_STREAM = -1
 
 
 @keras.saving.register_keras_serializable(package="groundswell")
-class PadCrop(keras.layers.Layer):  # type: ignore[misc]
+class PadCrop(SeededAugmentation):
     """Pads every sample on all sides and crops it to its original size, at the same place in all image groups.
 
         down  = unit * floor(n * (seed's bits 3 to 16)  / 2**14) - padding
@@ -52,8 +53,7 @@ class PadCrop(keras.layers.Layer):  # type: ignore[misc]
     """
 
     def __init__(self, padding: int, fill: str, mirror: bool, cutout: int, **kwargs: Any) -> None:
-        # No autocast: half floats have neither the range nor the precision of stored pixels.
-        super().__init__(autocast=False, **kwargs)
+        super().__init__("augmentation 'pad_crop'", **kwargs)
         if fill not in FILLS:
             raise ValueError(f"fill must be one of {FILLS}, got {fill!r}")
         if padding < 1:
@@ -69,22 +69,10 @@ class PadCrop(keras.layers.Layer):  # type: ignore[misc]
         shift_units(sizes, self.cutout, "cutout")
         self.built = True
 
-    def call(self, images: dict[str, Any], seeds: Any = None, training: bool | None = None) -> dict[str, Any]:
-        """Return the images; in training they are shifted, mirrored and cut out.
-
-        Args:
-            images: Images by group name, `(batch, height, width, bands)`, of any dtype.
-            seeds: One per sample, int32 `(batch,)`; only needed in training.
-            training: Whether to augment.
-        """
-        if not training:
-            return images
-        require_tensorflow("augmentation 'pad_crop'")
-        if seeds is None:
-            raise ValueError("augmentation 'pad_crop' needs seeds, one per sample, when training: got none")
+    def augmented(self, images: dict[str, Any], seeds: "tf.Tensor") -> dict[str, Any]:
+        """Return the images `(batch, height, width, bands)`, shifted, mirrored and cut out."""
         sizes = _sizes({name: group.shape for name, group in images.items()})
         factors, units = coarsening(sizes), shift_units(sizes, self.padding, "padding")
-        seeds = tf.convert_to_tensor(seeds)
         down = self._shifts(seeds, _DOWN_FROM_BIT, units[0])
         across = self._shifts(seeds, _ACROSS_FROM_BIT, units[1])
         mirrored = tf.bitwise.bitwise_and(seeds, _MIRROR_BIT) == 1 if self.mirror else tf.zeros_like(seeds, tf.bool)
@@ -98,10 +86,6 @@ class PadCrop(keras.layers.Layer):  # type: ignore[misc]
             )
             cropped[name] = _pixels_at(group, rows, columns, self.fill)
         return self._cut_out(cropped, seeds, factors, units) if self.cutout else cropped
-
-    def compute_output_spec(self, images: dict[str, Any], seeds: Any = None, training: Any = None) -> dict[str, Any]:
-        """Return the shapes and dtypes of the images, which do not change."""
-        return {name: keras.KerasTensor(group.shape, group.dtype) for name, group in images.items()}
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of `__init__`."""
@@ -141,19 +125,12 @@ def _sizes(shapes: dict[str, Any]) -> dict[str, tuple[int, int]]:
 
 def _pixels_at(images: "tf.Tensor", rows: "tf.Tensor", columns: "tf.Tensor", fill: str) -> "tf.Tensor":
     """Return the pixels at `rows (batch, height)` and `columns (batch, width)`; some may be outside the images."""
-    height, width, bands = images.shape[1:]
+    height, width, _ = images.shape[1:]
     row, row_is_inside = _reflected(rows, height)
     column, column_is_inside = _reflected(columns, width)
     sources = tf.reshape(row[:, :, tf.newaxis] * width + column[:, tf.newaxis, :], (-1, height * width))
-    pixels = tf.reshape(images, (-1, height * width, bands))
-    if images.dtype.is_integer and images.dtype.size < tf.int32.size:
-        # TensorFlow cannot gather integers shorter than int32 on a GPU: it would copy the images to the host and back.
-        pixels = tf.cast(pixels, tf.int32)
-    found = tf.reshape(tf.gather(pixels, sources, batch_dims=1), (-1, height, width, bands))
-    if fill == "zero":
-        is_inside = (row_is_inside[:, :, tf.newaxis] & column_is_inside[:, tf.newaxis, :])[..., tf.newaxis]
-        found = tf.where(is_inside, found, tf.zeros_like(found))
-    return tf.cast(found, images.dtype)
+    is_inside = row_is_inside[:, :, tf.newaxis] & column_is_inside[:, tf.newaxis, :]
+    return gather_pixels(images, sources, tf.reshape(is_inside, (-1, height * width, 1)) if fill == "zero" else None)
 
 
 def _reflected(places: "tf.Tensor", size: int) -> "tuple[tf.Tensor, tf.Tensor]":

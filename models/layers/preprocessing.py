@@ -145,8 +145,19 @@ def _resize_axis(
     if upsampling == "nearest":
         nearest = np.floor((np.arange(size_out) + 0.5) * size_in / size_out).astype(np.int32)
         return keras.ops.take(images, nearest, axis=axis)
+    return sum_of_taps(images, axis, *_taps(size_in, size_out, upsampling))
+
+
+def sum_of_taps(images: Any, axis: int, indexes: NDArray[np.int32], weights: NDArray[np.float32]) -> Any:
+    """Return weighted sums of gathered rows or columns, an operation that XLA compiles.
+
+    Args:
+        images: `(batch, height, width, bands)`.
+        axis: 1 for rows, 2 for columns.
+        indexes: Source of each tap of each row or column of the result, `(taps, size)`.
+        weights: Weight of each tap, `(taps, size)`.
+    """
     trailing_axes = (1,) * (_WIDTH_AXIS + 1 - axis)
-    indexes, weights = _taps(size_in, size_out, upsampling)
     return functools.reduce(
         operator.add,
         (

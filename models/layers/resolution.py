@@ -1,7 +1,5 @@
 """Smaller images in training: the network after this layer computes less, with the same weights."""
 
-import functools
-import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.layers.grids import Size
+from models.layers.preprocessing import sum_of_taps
 
 _HEIGHT_AXIS, _WIDTH_AXIS = 1, 2
 _SIZE: ContextVar[Size | None] = ContextVar("training_size", default=None)
@@ -104,20 +103,8 @@ def area_mean(images: Any, size: Size) -> Any:
     if full[0] % size[0] == 0 and full[1] % size[1] == 0:
         factors = full[0] // size[0], full[1] // size[1]
         return keras.ops.average_pool(images, factors, strides=factors, padding="valid", data_format="channels_last")
-    return _mean_along(_mean_along(images, _HEIGHT_AXIS, full[0], size[0]), _WIDTH_AXIS, full[1], size[1])
-
-
-def _mean_along(images: Any, axis: int, size_in: int, size_out: int) -> Any:
-    # Weighted sums of gathered rows and columns, as in `preprocessing`: XLA compiles them too.
-    indexes, weights = _taps(size_in, size_out)
-    trailing_axes = (1,) * (_WIDTH_AXIS + 1 - axis)
-    return functools.reduce(
-        operator.add,
-        (
-            keras.ops.take(images, index, axis=axis) * weight.reshape(-1, *trailing_axes)
-            for index, weight in zip(indexes, weights, strict=True)
-        ),
-    )
+    shorter = sum_of_taps(images, _HEIGHT_AXIS, *_taps(full[0], size[0]))
+    return sum_of_taps(shorter, _WIDTH_AXIS, *_taps(full[1], size[1]))
 
 
 def _taps(size_in: int, size_out: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:

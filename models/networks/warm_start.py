@@ -69,7 +69,8 @@ def take_weights(
         ValueError: No variable of the model has a value of the same name and shape.
     """
     taken, left = Taken(), dict(earlier.arrays)
-    head = () if _same_classes(earlier.class_names, class_names) else _head_variables(model, len(class_names))
+    others = earlier.class_names is not None and list(earlier.class_names) != list(class_names)
+    head = _head_variables(model, len(class_names)) if others else ()
     first = _first_kernel(model, len(bands))
     for variable in model.variables:
         name = name_of(variable)
@@ -78,8 +79,7 @@ def take_weights(
             taken.new[name] = "the earlier training has no such variable"
         elif any(variable is each for each in head):
             taken.new[name] = "the classes are others"
-        elif variable is first and _bands_differ(earlier.bands, bands) and _is_kernel_of(value, variable, earlier):
-            assert earlier.bands is not None
+        elif variable is first and earlier.bands is not None and _of_other_bands(value, variable, earlier.bands, bands):
             known = [(earlier.bands.index(band), place) for place, band in enumerate(bands) if band in earlier.bands]
             if not known:
                 taken.new[name] = "the earlier network saw none of these bands"
@@ -179,19 +179,13 @@ def _first_kernel(model: keras.Model, bands: int) -> keras.Variable:
     return (kernels or model.variables)[0]
 
 
-def _bands_differ(earlier: Sequence[str] | None, bands: Sequence[str]) -> bool:
-    return earlier is not None and list(earlier) != list(bands)
-
-
-def _is_kernel_of(value: NDArray[Any], variable: keras.Variable, earlier: TrainedWeights) -> bool:
-    """Return whether a value is the same kernel over the earlier training's bands."""
+def _of_other_bands(
+    value: NDArray[Any], variable: keras.Variable, earlier: Sequence[str], bands: Sequence[str]
+) -> bool:
+    """Return whether a value is the same kernel over the earlier training's bands, and these are others."""
     shape = list(variable.shape)
-    shape[_BANDS_AXIS] = len(earlier.bands or ())
-    return list(value.shape) == shape
-
-
-def _same_classes(earlier: Sequence[str] | None, class_names: Sequence[str]) -> bool:
-    return earlier is None or list(earlier) == list(class_names)
+    shape[_BANDS_AXIS] = len(earlier)
+    return list(earlier) != list(bands) and list(value.shape) == shape
 
 
 def _holds_layers(layer: keras.layers.Layer) -> bool:

@@ -42,7 +42,7 @@ def whiten(model: keras.Model, batches: Iterable[Mapping[str, NDArray[Any]]]) ->
     Raises:
         ValueError: no images, or pixels that are not finite.
     """
-    network = _network(model)
+    network = model.network if isinstance(model, AugmentedModel) else model
     layer = network.get_layer(LAYER)
     side = layer.kernel_size[0]
     before = keras.Model(network.input, layer.input)
@@ -101,7 +101,3 @@ def whitening_filters(covariance: NDArray[np.float64]) -> NDArray[np.float32]:
     filters = (directions / np.sqrt(np.maximum(variances, 0.0) + _EPSILON))[:, ::-1]
     both: NDArray[np.float32] = np.concatenate([filters, -filters], axis=1).astype(np.float32)
     return both
-
-
-def _network(model: keras.Model) -> keras.Model:
-    return model.network if isinstance(model, AugmentedModel) else model

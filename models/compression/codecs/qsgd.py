@@ -86,9 +86,9 @@ class StochasticQuantiser:
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
         """Return bits / 8 bytes per element and 4 bytes per bucket."""
         count, elements = parts.shape
-        bucket = self._bucket(elements)
+        bucket = self.bucket_size if elements % self.bucket_size == 0 else elements
         buckets = tf.reshape(parts, (count, elements // bucket, bucket))
-        norm = self._norm(buckets)
+        norm = largest_magnitude(buckets) if self.norm == "max" else euclidean_norm(buckets)
         # The division comes before the scaling: s / norm would exceed float32's range for a tiny norm.
         levels = tf.floor(
             tf.math.divide_no_nan(tf.abs(buckets), norm) * float(self.levels) + uniform(tuple(buckets.shape), key)
@@ -104,12 +104,6 @@ class StochasticQuantiser:
         packed, norm = message
         levels = tf.cast(tf.cast(unpack(packed, self.bits, 2), tf.int32) - self.levels, tf.float32)
         return tf.reshape(levels * (norm / self.levels), (-1, *part_shape))
-
-    def _bucket(self, elements: int) -> int:
-        return self.bucket_size if elements % self.bucket_size == 0 else elements
-
-    def _norm(self, buckets: tf.Tensor) -> tf.Tensor:
-        return largest_magnitude(buckets) if self.norm == "max" else euclidean_norm(buckets)
 
 
 class ExactFloats:

@@ -1,7 +1,7 @@
 """The pushes of a worker to a parameter server: each gradient as the first message of a codec, or in float32."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -132,7 +132,7 @@ class PushCodec:
                 place += _LENGTH.itemsize
                 arrays.append(_array(pushed, place, int(length), dtype).reshape(static))
                 place += int(length)
-            found.append(self._decoder(index)(*arrays).numpy())
+            found.append(self._decode(index, arrays))
         if place != len(pushed):
             raise ValueError(f"a push of {len(pushed)} bytes has {place} that belong to its tensors")
         return found
@@ -173,16 +173,16 @@ class PushCodec:
                 return _arrays_of(self._codec.phase(0, value, memory, context)[0])
 
             traced = tf.function(encode, autograph=False).get_concrete_function(tf.TensorSpec(self._shapes[index]))
-            shapes = [_with_free_length(each.shape) for each in traced.outputs]
+            # The step's density decides how many elements top-k sends: the last axis has any length.
             self._formats[index] = [
-                (np.dtype(each.dtype.as_numpy_dtype), shape) for each, shape in zip(traced.outputs, shapes, strict=True)
+                (np.dtype(each.dtype.as_numpy_dtype), (*each.shape.as_list()[:-1], -1)) for each in traced.outputs
             ]
         return self._formats[index]
 
-    def _decoder(self, index: int) -> Callable[..., tf.Tensor]:
+    def _decode(self, index: int, arrays: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
         assert isinstance(self._codec, ScatterGather)
-        codec, shape = self._codec, self._shapes[index]
-        return lambda *arrays: codec.decode(tuple(map(tf.constant, arrays)), shape)
+        decoded: NDArray[np.float32] = self._codec.decode(tuple(map(tf.constant, arrays)), self._shapes[index]).numpy()
+        return decoded
 
 
 def _arrays_of(message: Message) -> tuple[tf.Tensor, ...]:
@@ -193,11 +193,6 @@ def _arrays_of(message: Message) -> tuple[tf.Tensor, ...]:
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:
     return array.reshape(-1).data.cast("B")
-
-
-def _with_free_length(shape: tf.TensorShape) -> Shape:
-    """Return one row with a last axis of any length: the step's density decides how many elements top-k sends."""
-    return (*shape.as_list()[:-1], -1)
 
 
 def _array(pushed: memoryview, place: int, length: int, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -1,6 +1,5 @@
 """The exchange of payloads that cannot be summed: every rank decodes and sums one part of each tensor for all."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 import tensorflow as tf
@@ -161,7 +160,11 @@ class ScatterGather:
         real = tf.constant(layout.real(context.shape, size))
         message, rest = self.compressor.encode(layout.split(corrected, size), real, context.step, context.rank_key)
         remainder = layout.join(rest, context.shape)
-        return message, self.memory.keep(remainder, _clear(remainder, corrected), memory)
+
+        def clear(tensor: tf.Tensor) -> tf.Tensor:
+            return tf.where(remainder == corrected, tensor, tf.zeros_like(tensor))
+
+        return message, self.memory.keep(remainder, clear, memory)
 
     def _sum(self, value: Message, memory: Memory, context: Context) -> tuple[Message, Memory]:
         layout, native = self.compressor.layout, self.owner_compressor.native
@@ -188,7 +191,3 @@ class ScatterGather:
 def _decode(compressor: Compressor, message: Message, context: Context) -> tf.Tensor:
     part_shape = compressor.layout.part_shape(context.shape, context.size)
     return tf.ensure_shape(compressor.decode(message, part_shape), (context.size, *part_shape))
-
-
-def _clear(remainder: tf.Tensor, corrected: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
-    return lambda tensor: tf.where(remainder == corrected, tensor, tf.zeros_like(tensor))
