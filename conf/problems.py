@@ -14,21 +14,18 @@ from conf.sections.section import Section
 
 def describe(problem: ErrorDetails, values: Mapping[str, Any]) -> str:
     """Return one of pydantic's problems as a line."""
-    path = [str(part) for part in _path(problem["loc"], values)]
-    return _missing(path, values) if problem["type"] == "missing" else _line(problem, values)
-
-
-def _line(problem: ErrorDetails, values: Mapping[str, Any]) -> str:
     path = _path(problem["loc"], values)
-    name = _name(path)
+    name, keys = _name(path), [str(part) for part in path]
     match problem["type"]:
+        case "missing":
+            return _missing(keys, values)
         case "extra_forbidden":
-            return unknown_key([str(part) for part in path], values)
+            return unknown_key(keys, values)
         case "union_tag_invalid" | "union_tag_not_found":
-            return _no_such_member([str(part) for part in path], problem["input"])
+            return _no_such_member(keys, problem["input"])
         case "model_type" | "model_attributes_type" | "dict_type":
             if name in choices():
-                return _no_such_member([str(part) for part in path], problem["input"])
+                return _no_such_member(keys, problem["input"])
             return f"{name}={problem['input']!r}: {_expected_keys(path, values)}"
         case "value_error":
             return str(problem["ctx"]["error"])

@@ -72,12 +72,9 @@ def read_epoch(
 def drop_from_memory(folder: Path) -> None:
     """Remove the files of a folder from the operating system's cache, so that the next epoch reads from disk."""
     for path in sorted(folder.iterdir()):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def main(arguments: argparse.Namespace, result: Result) -> None:

@@ -60,7 +60,13 @@ def check_training(config: RunConfig, checklist: Checklist) -> None:
         config: The configuration; its paths are absolute.
         checklist: Runs the checks.
     """
-    checklist.run("configuration", lambda: _summary(config))
+    checklist.run(
+        "configuration",
+        lambda: (
+            f"{config.model.name}, {config.optimizer.name}, codec {config.exchange.codec.name}, "
+            f"{config.training.epochs} epochs, {batch_text(config)} samples"
+        ),
+    )
     if config.training.resume_run == "latest":
         config = _with_run_to_resume(config, checklist)
     checklist.run("dataset", lambda: _check_dataset(config))
@@ -99,13 +105,6 @@ def check_rows(dataset: str) -> str:
     if not found.is_whole:
         raise ValueError("\n         ".join([f"{dataset} is damaged:", *map(str, found.damaged), *found.problems]))
     return f"{dataset}: {found.rows:,} rows in {found.shards:,} shards are whole"
-
-
-def _summary(config: RunConfig) -> str:
-    return (
-        f"{config.model.name}, {config.optimizer.name}, codec {config.exchange.codec.name}, {config.training.epochs} "
-        f"epochs, {batch_text(config)} samples"
-    )
 
 
 def _check_dataset(config: RunConfig) -> str:

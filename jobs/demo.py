@@ -1,6 +1,7 @@
 """`groundswell demo`: generate a small archive, prepare, train, evaluate, and show where everything is."""
 
 import argparse
+import itertools
 import os
 import time
 from dataclasses import dataclass
@@ -46,11 +47,15 @@ def demo(config: RunConfig, generate: Path | None, result: Result) -> DemoResult
         result: Filled in while the jobs run.
     """
     started = time.perf_counter()
-    step = _Steps(3 if generate is None else 4)
+    numbers, total = itertools.count(1), 3 if generate is None else 4
+
+    def say_step(text: str) -> None:
+        say(f"{next(numbers)}/{total} {text}")
+
     if generate is not None:
-        step.say(f"generate {_TRAIN + _VALIDATION + _TEST} patches in BigEarthNet's layout -> {generate}")
+        say_step(f"generate {_TRAIN + _VALIDATION + _TEST} patches in BigEarthNet's layout -> {generate}")
         _generate(generate)
-    step.say(f"prepare -> {config.dataset.path}")
+    say_step(f"prepare -> {config.dataset.path}")
     manifest = prepare(config)
     missing = {"train", "validation", "test"} - set(manifest.splits)
     if missing:
@@ -60,23 +65,12 @@ def demo(config: RunConfig, generate: Path | None, result: Result) -> DemoResult
             f"the demo's table is of archives with several labels an image; {config.dataset.path} is prepared: see "
             "`groundswell train`, which takes those with one label too"
         )
-    step.say(f"train: {config.model.name}, {config.launch.num_workers} workers")
+    say_step(f"train: {config.model.name}, {config.launch.num_workers} workers")
     trained = train(config, result)
-    step.say("evaluate")
+    say_step("evaluate")
     test = evaluate(config, trained.summary.model_uri)
     result.metrics = {f"test/{name}": value for name, value in test.metrics.items()}
     return DemoResult(trained, test, baseline_f1(manifest, "test"), time.perf_counter() - started)
-
-
-class _Steps:
-    """Prints the numbers of the demo's steps."""
-
-    def __init__(self, total: int) -> None:
-        self._done, self._total = 0, total
-
-    def say(self, text: str) -> None:
-        self._done += 1
-        say(f"{self._done}/{self._total} {text}")
 
 
 def baseline_f1(manifest: Manifest, split: str) -> float:

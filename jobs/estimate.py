@@ -90,7 +90,8 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     parameters, draws = fit(measurements), resampled(measurements, _DRAWS)
     codecs = _codecs(arguments.codec, list(parameters.codecs))
     bucket = None if arguments.bucket_mib == "none" else float(arguments.bucket_mib)
-    _make_folder(folder)
+    with os_errors_as(ValueError, f"--output {folder} cannot be made"):
+        folder.mkdir(parents=True, exist_ok=True)
     found = {
         kind: predict(parameters, draws, hosts.network, kind, batch, arguments.workers, codecs, bucket, job)
         for kind, batch in batches.items()
@@ -172,11 +173,6 @@ def _codecs(wanted: Sequence[str], known: Sequence[str]) -> list[str]:
         if name not in known:
             raise ValueError(f"--codec {name} was not measured: expected one of {', '.join(known)}")
     return list(dict.fromkeys(wanted)) or list(known)
-
-
-def _make_folder(folder: Path) -> None:
-    with os_errors_as(ValueError, f"--output {folder} cannot be made"):
-        folder.mkdir(parents=True, exist_ok=True)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,9 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
     if report is not None:
         _check_report(Path(report))
     splits = splits_of(split)
-    tuned = _is_tuned(config, splits, VALIDATION_SPLIT in manifest.splits) and manifest.task == "multi_label"
+    # On the validation split itself, thresholds that were tuned on it would look too good.
+    can_tune = VALIDATION_SPLIT in manifest.splits and VALIDATION_SPLIT not in splits
+    tuned = config.evaluate.tune_thresholds and can_tune and manifest.task == "multi_label"
     sources = [dataset_source(dataset, settings, chosen) for chosen in (splits, *[[VALIDATION_SPLIT]] * tuned)]
     served = find_model(model_uri)
     model = describe(served)
@@ -144,11 +146,6 @@ def _group(config: RunConfig, name: str) -> str:
     """Return the group of metrics, with the images over which probabilities are averaged."""
     symmetries = config.evaluate.test_time_augmentation
     return name if symmetries is None else f"{name}_{symmetries}"
-
-
-def _is_tuned(config: RunConfig, splits: Sequence[str], has_validation: bool) -> bool:
-    """Return whether thresholds are tuned: on the validation split itself they would be too optimistic."""
-    return config.evaluate.tune_thresholds and has_validation and VALIDATION_SPLIT not in splits
 
 
 def _own_metrics(config: RunConfig) -> dict[str, Metric]:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from conf.sections.section import ImportPath, Section, member_names
+from conf.sections.section import ImportPath, Section
 
 
 class FolderArchive(Section):
@@ -124,4 +124,3 @@ ROOTED_KINDS = tuple(
     for kind in get_args(member.model_fields["kind"].annotation)
 )
 """Kinds of archives that are read from a folder."""
-ARCHIVE_KINDS = member_names(ArchiveConfig, "kind")

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from conf.sections.section import Imported, Member, member_names
+from conf.sections.section import Imported, Member
 
 
 class AugmentationBase(Member):
@@ -65,5 +65,3 @@ AugmentationConfig = Annotated[
     NoAugmentationConfig | FlipsConfig | DihedralConfig | PadCropConfig | ImportedAugmentationConfig,
     Field(discriminator="name"),
 ]
-
-AUGMENTATION_NAMES = member_names(AugmentationConfig)

@@ -264,8 +264,6 @@ CodecConfig = Annotated[
     Field(discriminator="name"),
 ]
 
-CODEC_NAMES = member_names(CodecConfig)
-
 
 def overflow_remedy(name: str) -> str:
     """Return the action when a mean of gradients exceeds a codec's range; empty: the range is float32's."""

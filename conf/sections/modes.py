@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from conf.sections.mode_declaration import AllBut, Beginning, Idle, ModeDeclaration, Refusal, multiples_of
-from conf.sections.section import Imported, Member, Section, member_names
+from conf.sections.section import Imported, Member, Section
 
 ALONE = "launch.num_workers=1 has no other ranks"
 NO_HALF_FLOATS = "set training.precision=bfloat16 or float32"
@@ -425,7 +425,5 @@ ModeConfig = Annotated[
     SynchronousConfig | LocalConfig | DelayedConfig | PipelineConfig | ParameterServerConfig | ImportedModeConfig,
     Field(discriminator="name"),
 ]
-
-MODE_NAMES = member_names(ModeConfig)
 MODES = {mode.model_fields["name"].default: mode for mode in ModeSettings.__subclasses__()}
 """The settings of this project's modes by name, which are also their declarations."""

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from conf.sections.section import Imported, Member, member_names
+from conf.sections.section import Imported, Member
 
 
 class NetworkConfig(Member):
@@ -149,5 +149,3 @@ ModelConfig = Annotated[
     ResNetConfig | ResNetCifarConfig | ResNet9Config | AirbenchConfig | ImportedNetworkConfig,
     Field(discriminator="name"),
 ]
-
-MODEL_NAMES = member_names(ModelConfig)

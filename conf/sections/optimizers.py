@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from conf.sections.section import Member, member_names
+from conf.sections.section import Member
 
 Role = Literal["kernel", "bias", "gain", "shift"]
 
@@ -164,5 +164,3 @@ class OneBitAdamConfig(OptimizerBase):
 OptimizerConfig = Annotated[
     LARSConfig | LAMBConfig | AdamWConfig | AdagradConfig | SGDConfig | OneBitAdamConfig, Field(discriminator="name")
 ]
-
-OPTIMIZER_NAMES = member_names(OptimizerConfig)

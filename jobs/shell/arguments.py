@@ -3,18 +3,19 @@
 import argparse
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from conf.load import shipped_names
-from pipelines.scaling.named_link import Link, link_of
+from pipelines.scaling.named_link import link_of
 from pipelines.storage.locations import local_path
 
 EXIT_CODES = """\
 exit codes: 0 done; 2 a mistake in arguments, configuration or data, or a missing package;
             3 an exception in a worker's own code; 4 infrastructure: a lost process, executor, host or server;
             130 interrupted; 1 a bug of groundswell"""
+_Value = TypeVar("_Value")
 # `section.key=value`, with dashes before it, or without the value.
 _SETTING = re.compile(r"^-{0,2}(?P<key>[a-z_]\w*(\.\w+)*)(=(?P<value>.*))?$", re.DOTALL)
 
@@ -118,14 +119,6 @@ def positive_list(text: str) -> list[int]:
     return sorted({positive(part.strip()) for part in text.split(",")})
 
 
-def link(text: str) -> Link:
-    """Return a speed with an optional latency, for `add_argument(type=...)`."""
-    try:
-        return link_of(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def bucket(text: str) -> str:
     """Return a number of MiB above zero, or None for `none`, for `add_argument(type=...)`."""
     if text != "none":
@@ -133,12 +126,22 @@ def bucket(text: str) -> str:
     return text
 
 
-def path(text: str) -> Path:
-    """Return a local file or folder, for `add_argument(type=...)`; `locations.local_path` has the spellings."""
-    try:
-        return local_path(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def _reported(read: Callable[[str], _Value]) -> Callable[[str], _Value]:
+    """Return a function for `add_argument(type=...)`: argparse leaves out the reason of a `ValueError`."""
+
+    def argument(text: str) -> _Value:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return argument
+
+
+link = _reported(link_of)
+"""Reads a speed with an optional latency, for `add_argument(type=...)`."""
+path: Callable[[str], Path] = _reported(local_path)
+"""Reads a local file or folder, for `add_argument(type=...)`; `locations.local_path` has the spellings."""
 
 
 def name_or_path(text: str) -> str:

@@ -2,7 +2,6 @@
 
 import difflib
 import importlib
-import importlib.metadata
 import os
 import platform
 import signal
@@ -14,6 +13,7 @@ from jobs.shell.arguments import EXIT_CODES
 from jobs.shell.command import USER_ERROR, Result, read_config, run
 from jobs.shell.verbs import VERBS, parser_of
 from pipelines.machine.packages import require
+from pipelines.machine.versions import NOT_INSTALLED, version_of
 
 _VERSIONS = ("pyspark", "horovod", "tensorflow-cpu", "tensorflow", "keras", "mlflow")
 
@@ -82,14 +82,10 @@ def _unknown(name: str, rest: Sequence[str]) -> str:
 
 
 def _versions() -> list[str]:
-    found = []
-    for package in _VERSIONS:
-        try:
-            found.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue  # only one of the two TensorFlow packages is installed
+    # Only one of the two TensorFlow packages is installed.
+    found = [f"{package} {version}" for package in _VERSIONS if (version := version_of(package)) != NOT_INSTALLED]
     return [
-        f"groundswell {importlib.metadata.version('groundswell')}",
+        f"groundswell {version_of('groundswell')}",
         f"python {platform.python_version()}, {', '.join(found)}",
     ]
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession
@@ -52,14 +52,30 @@ def spark_session(name: str, master: str, *, runs_on_connect: bool = False) -> I
                 "there): unset SPARK_REMOTE and SPARK_CONNECT_MODE_ENABLED, and use a classic session (on Databricks, "
                 "a cluster with dedicated access)"
             )
-        with _connect_session() as spark:
-            yield spark
-        return
-    if SparkContext._active_spark_context is not None:
-        spark = SparkSession.builder.getOrCreate()
+        running = SparkSession.getActiveSession()
+        spark = _connected() if running is None else running
+    elif SparkContext._active_spark_context is not None:
+        running = spark = SparkSession.builder.getOrCreate()
         quieten_spark(spark)
+    else:
+        running, spark = None, _started(name, master)
+    try:
         yield spark
-        return
+    finally:
+        if running is None:
+            with suppress(Exception):  # its JVM or its server may have died; whoever needed it reports that
+                spark.stop()
+
+
+def _connected() -> SparkSession:
+    try:
+        return SparkSession.builder.getOrCreate()
+    except (PySparkException, ImportError) as error:
+        address = redacted(os.environ.get("SPARK_REMOTE", ""))
+        raise RuntimeError(f"Spark Connect at {address!r} cannot be used: {str(error).splitlines()[0]}") from None
+
+
+def _started(name: str, master: str) -> SparkSession:
     # Executors on this machine use this interpreter, not the `python3` on their path.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
@@ -75,30 +91,7 @@ def spark_session(name: str, master: str, *, runs_on_connect: bool = False) -> I
         else:
             builder = builder.config(map=dict(_log_level()))
         say(f"starting Spark ({'as submitted' if submitted else master})")
-        spark = _start(builder)
-    try:
-        yield spark
-    finally:
-        with suppress(Py4JError, OSError):  # its JVM may have died; whoever needed it reports that
-            spark.stop()
-
-
-@contextmanager
-def _connect_session() -> Iterator[SparkSession]:
-    running = SparkSession.getActiveSession()
-    if running is not None:
-        yield running
-        return
-    try:
-        spark = SparkSession.builder.getOrCreate()
-    except (PySparkException, ImportError) as error:
-        address = redacted(os.environ.get("SPARK_REMOTE", ""))
-        raise RuntimeError(f"Spark Connect at {address!r} cannot be used: {str(error).splitlines()[0]}") from None
-    try:
-        yield spark
-    finally:
-        with suppress(Exception):  # its server may have died; whoever needed it reports that
-            spark.stop()
+        return _start(builder)
 
 
 def _log_level() -> dict[str, str]:

@@ -11,33 +11,33 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
-from pipelines.comparison.run import SEED, ComparedRun, problem_of
+from pipelines.comparison.run import SEED, ComparedRun, StoredModel, problem_of
 from pipelines.storage.whole_files import NO_LOCKS, os_errors_as
 
 VERSION: Literal[1] = 1
 _log = logging.getLogger(__name__)
 
 
-class GridLine(BaseModel):
-    """The start of a grid, perhaps on another machine."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+class ResultsLine(StoredModel):
+    """The base of all lines."""
 
     format_version: Literal[1] = VERSION
+
+
+class GridLine(ResultsLine):
+    """The start of a grid, perhaps on another machine."""
+
     kind: Literal["grid"] = "grid"
     parent: str
     """MLflow run that is the parent of the cells' runs."""
     experiment: str
 
 
-class CellLine(BaseModel):
+class CellLine(ResultsLine):
     """The end of a cell."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
-
-    format_version: Literal[1] = VERSION
     kind: Literal["cell"] = "cell"
     cell: str
     """Digest of all inputs that determine the result of the cell."""
@@ -52,7 +52,7 @@ class CellLine(BaseModel):
     """Whether the cell resumed an interrupted training; then `seconds` are only its last part."""
     epochs: int = Field(gt=0)
     """Configured number of epochs."""
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float] = Field(default={})
     """Metrics of the epoch whose weights the model has."""
     run: ComparedRun | None = None
     """Training of the cell, with a thinned history; None if no run was created."""

@@ -189,7 +189,8 @@ def _part(dataset: str, members: Sequence[Facts]) -> Part:
         same.setdefault(key, []).append(facts)
     keys = sorted({name for settings in same for name, _ in settings})
     settings = [dict(each) for each in same]
-    differing = sorted((key for key in keys if len({each.get(key) for each in settings}) > 1), key=_priority)
+    varied = [key for key in keys if len({each.get(key) for each in settings}) > 1]
+    differing = sorted(varied, key=lambda key: (_FIRST.index(key) if key in _FIRST else len(_FIRST), key))
     labels = labels_of(settings, differing)
     order = sorted(range(len(settings)), key=lambda index: [_sortable(settings[index].get(key)) for key in differing])
     found = list(same.values())
@@ -271,10 +272,6 @@ def _first_row(run: ComparedRun, metric: str, target: float) -> dict[str, float 
         if value is not None and (value == target or is_better(value, target, metric)):
             return {name: column[row] for name, column in run.history.items()}
     return None
-
-
-def _priority(key: str) -> tuple[int, str]:
-    return (_FIRST.index(key) if key in _FIRST else len(_FIRST), key)
 
 
 def _sortable(text: str | None) -> tuple[int, float, str]:

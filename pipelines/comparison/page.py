@@ -135,7 +135,7 @@ def _part(part: Part, metric: str, target: float | None) -> dict[str, Any]:
             for variant, color in zip(variants, figures.variant_colors(variants), strict=True)
         ],
         "over_batch": _two_widths(lambda width: figures.over_batch(variants, metric, width))
-        if _sizes(variants) > 1
+        if len({size for variant in variants for size, _ in variant.points}) > 1
         else None,
         "curves": _curves(part, metric, colors),
         "legend": [
@@ -164,10 +164,6 @@ def _curves(part: Part, metric: str, colors: dict[int, str]) -> list[dict[str, A
 
 def _two_widths(draw: Callable[[int], Plot]) -> dict[str, Plot]:
     return {"wide": draw(figures.WIDE), "narrow": draw(figures.NARROW)}
-
-
-def _sizes(variants: Sequence[figures.Variant]) -> int:
-    return len({size for variant in variants for size, _ in variant.points})
 
 
 def _name(part: Part) -> str:

@@ -54,10 +54,14 @@ SAVED_MARK = b'"runs": ['
 """Bytes near the beginning of every file of trainings."""
 
 
-class ComparedRun(BaseModel):
-    """One training."""
+class StoredModel(BaseModel):
+    """The base of what files of comparisons and grids hold: readers ignore unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+
+class ComparedRun(StoredModel):
+    """One training."""
 
     run_id: str
     name: str
@@ -111,7 +115,11 @@ def compared_run(run: RecordedRun, source: str, *, epochs_kept: int | None = Non
         started=datetime.fromtimestamp(run.started / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S"),
         diverged=run.tags.get(DIVERGED_TAG, ""),
         settings=kept_settings(_settings(run)),
-        metrics={name: _short(value) for name, value in sorted(run.metrics.items()) if _is_kept(name, value)},
+        metrics={
+            name: _short(value)
+            for name, value in sorted(run.metrics.items())
+            if math.isfinite(value) and not name.startswith("system/")
+        },
         history=_thinned(_history(run), epochs_kept),
     )
 
@@ -203,10 +211,6 @@ def _rises(column: Column) -> set[int]:
     return rows
 
 
-def _is_kept(name: str, value: float) -> bool:
-    return math.isfinite(value) and not name.startswith("system/")
-
-
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
@@ -216,9 +220,7 @@ def _short(value: float) -> float:
     return value if value == int(value) else float(f"{value:.{_DIGITS}g}")
 
 
-class _SavedRuns(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
-
+class _SavedRuns(StoredModel):
     format_version: Literal[1]
     runs: list[ComparedRun]
 

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipelines.comparison.facts import Facts, number, warmup_text
@@ -26,10 +26,10 @@ def recipe_rows(part: Part) -> list[dict[str, Any]]:
             "label": shorten(group.label, _LONG),
             "seeds": group.seeds,
             "trainings": len(group.members),
-            "batch": _whole(group.first.global_batch_size),
-            "workers": _whole(group.first.workers),
+            "batch": _shown(group.first.global_batch_size, "{:,}".format),
+            "workers": _shown(group.first.workers, "{:,}".format),
             "warmup": warmup_text(group.first.run),
-            "rate": UNKNOWN if group.peak_rate is None else f"{group.peak_rate:.4g}",
+            "rate": _shown(group.peak_rate, "{:.4g}".format),
             "optimizer": shorten(group.settings.get("optimizer.name", UNKNOWN)),
             "codec": shorten(group.settings.get("exchange.codec.name", UNKNOWN)),
             "precision": shorten(group.settings.get("training.precision", UNKNOWN)),
@@ -41,8 +41,8 @@ def recipe_rows(part: Part) -> list[dict[str, Any]]:
             "per_step": seconds_text(_mean(group.spread(lambda facts: facts.seconds_per_step))),
             "rate_of_images": _number(_mean(group.spread(lambda facts: facts.images_per_second))),
             "bytes": size_text(_mean(group.spread(lambda facts: facts.payload_bytes))),
-            "speedup": _speedup(group, baseline_of(part, group)),
-            "efficiency": _efficiency(group, baseline_of(part, group)),
+            "speedup": _shown(speedup(group, baseline_of(part, group)), "{:.2f}".format),
+            "efficiency": _shown(efficiency(group, baseline_of(part, group)), lambda ratio: f"{100 * ratio:.0f} %"),
             "diverged": group.diverged,
             "troubles": [shorten(trouble, 300) for trouble in group.troubles],
             "mark": _mark(group),
@@ -257,14 +257,8 @@ def _safe(value: Any) -> Any:
     return f"'{value}" if formula else value
 
 
-def _speedup(group: Group, baseline: Group | None) -> str:
-    value = speedup(group, baseline)
-    return UNKNOWN if value is None else f"{value:.2f}"
-
-
-def _efficiency(group: Group, baseline: Group | None) -> str:
-    value = efficiency(group, baseline)
-    return UNKNOWN if value is None else f"{100 * value:.0f} %"
+def _shown(value: float | None, form: Callable[[float], str]) -> str:
+    return UNKNOWN if value is None else form(value)
 
 
 def _mean(spread: Spread | None) -> float | None:
@@ -274,10 +268,6 @@ def _mean(spread: Spread | None) -> float | None:
 def _range(values: Sequence[int]) -> str:
     low, high = min(values), max(values)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
-def _whole(value: int | None) -> str:
-    return UNKNOWN if value is None else f"{value:,}"
 
 
 def _number(value: float | None) -> str:

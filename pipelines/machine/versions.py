@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.resources.abc import Traversable
 
 OWN = "groundswell"
+NOT_INSTALLED = "none"
 _OWN_PACKAGES = ("conf", "models", "pipelines")
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "horovod")
 _DIGITS = 12
@@ -25,7 +26,7 @@ def versions() -> dict[str, str]:
 def own_version() -> str:
     """Return the version of this project and the digest of its code, such as "1.0.0 (code 5f0c21a9d3e7)"."""
     folders = [importlib.resources.files(package) for package in _OWN_PACKAGES]
-    return f"{_version(OWN)} (code {digest_of(folders)})"
+    return f"{version_of(OWN)} (code {digest_of(folders)})"
 
 
 @cache
@@ -57,14 +58,15 @@ def _python_files(folder: Traversable, path: str) -> Iterator[tuple[str, Travers
 
 @cache
 def _installed() -> dict[str, str]:
-    return {"python": platform.python_version(), **{package: _version(package) for package in _PACKAGES}}
+    return {"python": platform.pythonversion_of(), **{package: version_of(package) for package in _PACKAGES}}
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """Return the version of an installed package, or `NOT_INSTALLED`."""
     try:
         return version(package)
     except PackageNotFoundError:
-        return "none"
+        return NOT_INSTALLED
 
 
 def check_code(drivers: str, executors: str, host: str) -> None:

@@ -7,9 +7,10 @@ import pytest
 from conf.effect import refuse_without_effect
 from conf.load import load, override
 from conf.schema import check_length
-from conf.sections.codecs import CODEC_NAMES
+from conf.sections.codecs import CodecConfig
 from conf.sections.modes import PUSHED_CODECS, SynchronousConfig
-from conf.sections.optimizers import OPTIMIZER_NAMES
+from conf.sections.optimizers import OptimizerConfig
+from conf.sections.section import member_names
 
 LOCAL = "training.mode={name: local, every_steps: 4}"
 SHARDED = "training.mode={name: synchronous, shard_optimizer: true}"
@@ -171,7 +172,7 @@ def test_a_part_of_the_run_begins_before_its_end(settings: list[str], steps: int
         check_length(config.training, config.exchange, 10 if steps is None else steps - 1)
 
 
-@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZER_NAMES if name != "onebit_adam"])
+@pytest.mark.parametrize("optimizer", [name for name in member_names(OptimizerConfig) if name != "onebit_adam"])
 @pytest.mark.parametrize(
     "beside",
     [
@@ -204,7 +205,7 @@ def accepts(*settings: str) -> bool:
 
 
 @pytest.mark.parametrize("codec", PUSHED_CODECS)
-@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZER_NAMES if name != "onebit_adam"])
+@pytest.mark.parametrize("optimizer", [name for name in member_names(OptimizerConfig) if name != "onebit_adam"])
 def test_a_parameter_server_takes_every_optimizer_and_these_codecs(codec: str, optimizer: str) -> None:
     settings = [SERVER % ("ssp", ", bound: 0"), f"exchange.codec={codec}", f"optimizer={optimizer}"]
     config = load("smoke", [*settings, "training.accumulation_steps=2", "warm_start.rate_factors={stem*: 0.1}"])
@@ -226,10 +227,10 @@ NEEDS = {
 }
 
 
-@pytest.mark.parametrize("codec", CODEC_NAMES)
+@pytest.mark.parametrize("codec", member_names(CodecConfig))
 def test_each_mode_takes_what_synchronous_training_takes_but_codecs_with_momentum(codec: str) -> None:
     needs, taken = NEEDS.get(codec, []), 0
-    for optimizer in (None, *OPTIMIZER_NAMES):
+    for optimizer in (None, *member_names(OptimizerConfig)):
         settings = [f"exchange.codec={codec}", *needs, *([f"optimizer={optimizer}"] if optimizer else [])]
         fits = accepts(*settings)
         taken += fits

@@ -4,14 +4,14 @@ from typing import get_args
 
 import pytest
 
-from conf.sections.archives import ARCHIVE_KINDS, ArchiveConfig
-from conf.sections.section import Section
+from conf.sections.archives import ArchiveConfig
+from conf.sections.section import Section, member_names
 from pipelines.archives.archive import Archive
 from pipelines.archives.table import ARCHIVES, open_archive
 
 
 def test_the_table_and_the_configuration_know_the_same_kinds() -> None:
-    assert set(ARCHIVES) == set(ARCHIVE_KINDS)
+    assert set(ARCHIVES) == set(member_names(ArchiveConfig, "kind"))
 
 
 @pytest.mark.parametrize("config", get_args(get_args(ArchiveConfig)[0]))

@@ -12,13 +12,13 @@ import tensorflow as tf
 
 from conf.load import load
 from conf.schema import RunConfig
-from conf.sections.archives import ARCHIVE_KINDS
-from conf.sections.augmentations import AUGMENTATION_NAMES
-from conf.sections.codecs import CODEC_NAMES, ExchangeConfig
-from conf.sections.modes import MODE_NAMES
-from conf.sections.networks import MODEL_NAMES
-from conf.sections.optimizers import OPTIMIZER_NAMES, OptimizerBase, OptimizerConfig
-from conf.sections.section import Member
+from conf.sections.archives import ArchiveConfig
+from conf.sections.augmentations import AugmentationConfig
+from conf.sections.codecs import CodecConfig, ExchangeConfig
+from conf.sections.modes import ModeConfig
+from conf.sections.networks import ModelConfig
+from conf.sections.optimizers import OptimizerBase, OptimizerConfig
+from conf.sections.section import Member, member_names
 from models.compression.codecs.none import NoneCodec
 from models.compression.codecs.table import CODECS
 from models.compression.exchange.exchange import GradientExchange
@@ -68,7 +68,7 @@ def dense_model() -> keras.Model:
     return keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.BatchNormalization()])
 
 
-@pytest.mark.parametrize("augmentation", sorted(set(AUGMENTATION_NAMES) - {"import"}))
+@pytest.mark.parametrize("augmentation", sorted(set(member_names(AugmentationConfig)) - {"import"}))
 def test_the_model_augments_as_configured(augmentation: str, manifest: Manifest) -> None:
     model = make_model(load("smoke", [f"input.augmentation={augmentation}"]), manifest)
     found = model.augmentation if isinstance(model, AugmentedModel) else None
@@ -98,7 +98,7 @@ def test_the_networks_settings_reach_it(chosen: str, blocks: int, last: str, man
 
 
 @pytest.mark.parametrize("roles", [[], ["gain", "shift"], ["kernel"]])
-@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
+@pytest.mark.parametrize("name", member_names(OptimizerConfig))
 def test_weight_decay_leaves_the_excluded_roles_out(name: str, roles: list[str], dense_model: keras.Model) -> None:
     # Without a gradient, an optimizer moves a variable by its weight decay alone, and only if it is not 0.
     settings: dict[str, dict[str, Any]] = {
@@ -125,7 +125,7 @@ def test_weight_decay_leaves_the_excluded_roles_out(name: str, roles: list[str],
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.01])
-@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
+@pytest.mark.parametrize("name", member_names(OptimizerConfig))
 def test_the_optimizers_settings_reach_it(name: str, decay: float, dense_model: keras.Model) -> None:
     chosen: dict[str, dict[str, Any]] = {
         "lars": {
@@ -175,16 +175,16 @@ def test_decay_and_ratio_have_lists_of_their_own(
 def test_every_entry_of_a_table_has_a_class_of_settings() -> None:
     # A mode by import path says itself where it is.
     assert {table: (*entries, *(["import"] if table == "modes" else [])) for table, entries in TABLES.items()} == {
-        "codecs": CODEC_NAMES,
-        "optimizers": OPTIMIZER_NAMES,
-        "networks": MODEL_NAMES,
-        "augmentations": AUGMENTATION_NAMES,
-        "modes": MODE_NAMES,
-        "archives": ARCHIVE_KINDS,
+        "codecs": member_names(CodecConfig),
+        "optimizers": member_names(OptimizerConfig),
+        "networks": member_names(ModelConfig),
+        "augmentations": member_names(AugmentationConfig),
+        "modes": member_names(ModeConfig),
+        "archives": member_names(ArchiveConfig, "kind"),
     }
 
 
-@pytest.mark.parametrize("name", CODEC_NAMES)
+@pytest.mark.parametrize("name", member_names(CodecConfig))
 def test_every_codec_is_made_from_the_configurations_defaults(name: str, one_rank: Any) -> None:
     assert make_exchange(load("smoke", NEEDS.get(name, [f"exchange.codec={name}"])), one_rank).codec.name == name
 
