@@ -14,7 +14,7 @@ from conf.sections.section import Section
 
 
 @dataclass(frozen=True)
-class Rule:
+class IdleRule:
     """A key that has an effect only if another key has a certain value."""
 
     key: str
@@ -61,65 +61,79 @@ def _scores_with_keras(config: RunConfig) -> bool:
 _ALL_UNADAPTED = "optimizer.unadapted_roles has every role, so that no variable has a ratio of norms"
 _CONVERTS_NOTHING = "score.runtime=keras converts nothing"
 RULES = (
-    Rule("launch.allow_fewer_workers", lambda c: not c.launch.retries, "launch.retries=0 allows no further attempt"),
-    Rule("launch.allow_fewer_workers", _is_alone, ALONE, per_run=True),
-    Rule(
+    IdleRule(
+        "launch.allow_fewer_workers", lambda c: not c.launch.retries, "launch.retries=0 allows no further attempt"
+    ),
+    IdleRule("launch.allow_fewer_workers", _is_alone, ALONE, per_run=True),
+    IdleRule(
         "launch.allow_fewer_workers",
         lambda c: not c.smaller_sizes(),
         "no smaller number of workers makes up the global batch with this training.mode and model.batch_norm_ranks",
         per_run=True,
     ),
-    Rule("launch.recover_every_steps", lambda c: c.launch.recover == "restart", "launch.recover=restart keeps nothing"),
-    Rule(
+    IdleRule(
+        "launch.recover_every_steps", lambda c: c.launch.recover == "restart", "launch.recover=restart keeps nothing"
+    ),
+    IdleRule(
         "training.tensorflow_profiler",
         lambda c: c.training.trace_steps is None,
         "training.trace_steps=null records no steps",
     ),
-    Rule("schedule.recipe_epochs", _without_epochs, "no place of the schedule is in epochs"),
-    Rule("optimizer.scaling", lambda c: c.optimizer.learning_rate is not None, "optimizer.learning_rate is absolute"),
-    Rule("optimizer.nesterov", _looks_ahead_without_momentum, "optimizer.momentum=0 has nothing to look ahead with"),
-    Rule("optimizer.trust_coefficient", _adapts_nothing, _ALL_UNADAPTED),
-    Rule("optimizer.epsilon", _adapts_nothing, _ALL_UNADAPTED),
-    Rule("optimizer.excluded_roles", _excludes_from_nothing, "optimizer.weight_decay=0 decays no variable"),
-    Rule("model.batch_norm_ranks", lambda c: c.model.batch_norm_ranks == "all" and _is_alone(c), ALONE, per_run=True),
-    Rule(
+    IdleRule("schedule.recipe_epochs", _without_epochs, "no place of the schedule is in epochs"),
+    IdleRule(
+        "optimizer.scaling", lambda c: c.optimizer.learning_rate is not None, "optimizer.learning_rate is absolute"
+    ),
+    IdleRule(
+        "optimizer.nesterov", _looks_ahead_without_momentum, "optimizer.momentum=0 has nothing to look ahead with"
+    ),
+    IdleRule("optimizer.trust_coefficient", _adapts_nothing, _ALL_UNADAPTED),
+    IdleRule("optimizer.epsilon", _adapts_nothing, _ALL_UNADAPTED),
+    IdleRule("optimizer.excluded_roles", _excludes_from_nothing, "optimizer.weight_decay=0 decays no variable"),
+    IdleRule(
+        "model.batch_norm_ranks", lambda c: c.model.batch_norm_ranks == "all" and _is_alone(c), ALONE, per_run=True
+    ),
+    IdleRule(
         "model.zero_init_residual",
         lambda c: isinstance(c.model, ResNetCifarConfig) and c.model.preactivation,
         "with model.preactivation no normalisation ends a block",
     ),
-    Rule("launch.exchange_timeout_seconds", _is_alone, ALONE, per_run=True),
-    Rule("exchange.bucket_mib", _is_alone, ALONE, per_run=True),
-    Rule("exchange.dense_below", lambda c: c.exchange.codec.name == "none", "with exchange.codec=none all is float32"),
-    Rule("exchange.warmup_steps", lambda c: c.exchange.codec.name == "none", "with exchange.codec=none all is float32"),
-    Rule(
+    IdleRule("launch.exchange_timeout_seconds", _is_alone, ALONE, per_run=True),
+    IdleRule("exchange.bucket_mib", _is_alone, ALONE, per_run=True),
+    IdleRule(
+        "exchange.dense_below", lambda c: c.exchange.codec.name == "none", "with exchange.codec=none all is float32"
+    ),
+    IdleRule(
+        "exchange.warmup_steps", lambda c: c.exchange.codec.name == "none", "with exchange.codec=none all is float32"
+    ),
+    IdleRule(
         "exchange.rescale_residual",
         lambda c: not c.exchange.codec.keeps_residual,
         "this exchange.codec keeps no residual",
     ),
-    Rule(
+    IdleRule(
         "exchange.codec.nesterov",
         lambda c: isinstance(c.exchange.codec, DGCConfig) and not c.exchange.codec.momentum,
         "exchange.codec.momentum=0 has nothing to look ahead with",
     ),
-    Rule("tracking.promote_metric", _registers_nothing, "tracking.registered_model=null registers nothing"),
-    Rule("tracking.promote_margin", _registers_nothing, "tracking.registered_model=null registers nothing"),
-    Rule("score.reference_dataset", _scores_with_keras, _CONVERTS_NOTHING),
-    Rule("score.calibration_samples", lambda c: c.score.runtime != "int8", "score.runtime is not int8"),
-    Rule("score.acceptance_samples", _scores_with_keras, _CONVERTS_NOTHING),
-    Rule("score.max_f1_drop", _scores_with_keras, _CONVERTS_NOTHING),
+    IdleRule("tracking.promote_metric", _registers_nothing, "tracking.registered_model=null registers nothing"),
+    IdleRule("tracking.promote_margin", _registers_nothing, "tracking.registered_model=null registers nothing"),
+    IdleRule("score.reference_dataset", _scores_with_keras, _CONVERTS_NOTHING),
+    IdleRule("score.calibration_samples", lambda c: c.score.runtime != "int8", "score.runtime is not int8"),
+    IdleRule("score.acceptance_samples", _scores_with_keras, _CONVERTS_NOTHING),
+    IdleRule("score.max_f1_drop", _scores_with_keras, _CONVERTS_NOTHING),
 )
 
 
-def _rules(config: RunConfig) -> list[Rule]:
+def _rules(config: RunConfig) -> list[IdleRule]:
     """Return the rules that always hold, and those of the training mode."""
     return [*RULES, *map(_rule, config.training.mode.declaration.idle())]
 
 
-def _rule(idle: Idle) -> Rule:
+def _rule(idle: Idle) -> IdleRule:
     def is_idle(config: RunConfig) -> bool:
         return all(choice_at(config, key) in values for key, values in idle.where.items())
 
-    return Rule(idle.key, is_idle, idle.reason, idle.per_run)
+    return IdleRule(idle.key, is_idle, idle.reason, idle.per_run)
 
 
 def refuse_without_effect(

@@ -15,7 +15,7 @@ from conf.sections.optimizers import LARSConfig, OneBitAdamConfig, OptimizerConf
 from conf.sections.probe import ProbeConfig
 from conf.sections.schedules import GradualWarmupConfig, ScheduleConfig
 from conf.sections.score import EvaluateConfig, ScoreConfig
-from conf.sections.section import Member, Section
+from conf.sections.section import NamedSection, Section
 from conf.sections.training import TrainingConfig, WarmStartConfig
 
 
@@ -220,7 +220,7 @@ def value_at(config: Section, key: str) -> Any:
 def choice_at(config: Section, key: str) -> Any:
     """Return the value of a key, or the name of the section that the key chooses."""
     value = value_at(config, key)
-    return value.name if isinstance(value, Member) else value
+    return value.name if isinstance(value, NamedSection) else value
 
 
 def check_length(training: TrainingConfig, exchange: ExchangeConfig, steps_per_epoch: int) -> str | None:

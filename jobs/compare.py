@@ -12,7 +12,7 @@ from jobs.shell.command import Result, say
 from jobs.shell.paths import check_outputs
 from pipelines.comparison.facts import chosen_metric
 from pipelines.comparison.grid_results import cells_of, read_lines, runs_of
-from pipelines.comparison.groups import Part, default_target, parts_of
+from pipelines.comparison.groups import DatasetGroups, default_target, parts_of
 from pipelines.comparison.page import comparison_page, curves_of, html_of, notes_of, table_of
 from pipelines.comparison.run import (
     CURVE_GROUPS,
@@ -72,7 +72,7 @@ class Comparison:
     """Compared trainings: a table and curves in a notebook, and files."""
 
     runs: Sequence[ComparedRun]
-    parts: Sequence[Part]
+    parts: Sequence[DatasetGroups]
     """The groups, by dataset: groups of different datasets cannot be compared."""
     metric: str
     """The metric of the comparison."""

@@ -9,12 +9,12 @@ from jobs.shell import cli
 from jobs.shell.command import Result, say
 from jobs.shell.paths import PLOT_MARK, check_outputs, save_plot
 from pipelines.scaling.achieved import wires_on
-from pipelines.scaling.collectives import Topology
 from pipelines.scaling.estimate import STRONG, WEAK, Job, Network, Row, fastest, predict
 from pipelines.scaling.fit import Parameters, fit, resampled
 from pipelines.scaling.measurements import Measurements, read_measurements
-from pipelines.scaling.named_link import Link
-from pipelines.scaling.recorded import CURVES, RECORDED_LINK, combined, measurements_of
+from pipelines.scaling.named_link import NamedLink
+from pipelines.scaling.recorded import PHASES, RECORDED_LINK, combined, measurements_of
+from pipelines.scaling.step import Topology
 from pipelines.scaling.tables import CSV_MARK, csv_of, figure_of, lines_of
 from pipelines.storage.whole_files import os_errors_as, write_whole
 
@@ -26,9 +26,9 @@ _DENSE = "none"
 class Hosts:
     """The hosts of the workers and their links, from the command line."""
 
-    link: Link | None
+    link: NamedLink | None
     """The link between hosts; None: the link of the recorded trainings."""
-    local_link: Link | None
+    local_link: NamedLink | None
     workers_per_host: int
 
     def network(self, parameters: Parameters) -> Topology:
@@ -56,7 +56,7 @@ def collect(file: Path | None, run_ids: Sequence[str]) -> Measurements:
     # MLflow takes seconds to import, and a file does not need it.
     from pipelines.tracking.store.recorded import recorded_training
 
-    recorded = measurements_of([recorded_training(run, groups=(), metrics=CURVES) for run in run_ids])
+    recorded = measurements_of([recorded_training(run, groups=(), metrics=PHASES) for run in run_ids])
     return recorded if measured is None else combined(measured, recorded)
 
 

@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from conf.sections.section import Imported, Member
+from conf.sections.section import Imported, NamedSection
 
 
-class AugmentationBase(Member):
+class AugmentationBase(NamedSection):
     """The settings that all augmentations share. Random numbers are drawn per sample and epoch."""
 
     @property

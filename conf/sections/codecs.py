@@ -5,10 +5,10 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, field_validator
 
-from conf.sections.section import Member, Section, member_names
+from conf.sections.section import NamedSection, Section, member_names
 
 
-class CodecMember(Member):
+class CodecMember(NamedSection):
     """The settings that all codecs share."""
 
     overflow_remedy: ClassVar[str] = ""
@@ -237,7 +237,7 @@ class PowerSGDConfig(CodecMember):
         return {**super().arguments(), "rank_schedule": pairs}
 
 
-class OneBitAdamConfig(AlwaysWithResidual):
+class OneBitAdamCodecConfig(AlwaysWithResidual):
     """Adam's first moment in one bit per element (Tang et al. 2021); with optimizer.name=onebit_adam."""
 
     name: Literal["onebit_adam"] = "onebit_adam"
@@ -260,7 +260,7 @@ CodecConfig = Annotated[
     | DGCConfig
     | RandomKConfig
     | PowerSGDConfig
-    | OneBitAdamConfig,
+    | OneBitAdamCodecConfig,
     Field(discriminator="name"),
 ]
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from conf.sections.mode_declaration import AllBut, Beginning, Idle, ModeDeclaration, Refusal, multiples_of
-from conf.sections.section import Imported, Member, Section
+from conf.sections.section import Imported, NamedSection, Section
 
 ALONE = "launch.num_workers=1 has no other ranks"
 NO_HALF_FLOATS = "set training.precision=bfloat16 or float32"
@@ -24,7 +24,7 @@ _UPDATES_PER_AVERAGE = 10
 _TENSORFLOW = "tensorflow"
 
 
-class ModeSettings(Member, ModeDeclaration):
+class ModeSettings(NamedSection, ModeDeclaration):
     """The settings of a mode of this project, which are also its declaration."""
 
     @property

@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from conf.sections.section import Imported, Member
+from conf.sections.section import Imported, NamedSection
 
 
-class NetworkConfig(Member):
+class NetworkConfig(NamedSection):
     """The settings that all networks share."""
 
     batch_norm_ranks: int | Literal["all"] = 1

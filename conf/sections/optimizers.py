@@ -4,12 +4,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from conf.sections.section import Member
+from conf.sections.section import NamedSection
 
 Role = Literal["kernel", "bias", "gain", "shift"]
 
 
-class OptimizerBase(Member):
+class OptimizerBase(NamedSection):
     """The settings that all optimizers share: the peak learning rate, and the variables without weight decay."""
 
     learning_rate: float | None = Field(default=None, gt=0)

@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from conf.sections.section import Member, Section
+from conf.sections.section import NamedSection, Section
 
 
-class LBFGSConfig(Member):
+class LBFGSConfig(NamedSection):
     """Logistic regression by L-BFGS: multinomial, or one regression per class where samples have several labels."""
 
     name: Literal["lbfgs"] = "lbfgs"
@@ -17,7 +17,7 @@ class LBFGSConfig(Member):
     """Tolerance of a fit: the largest component of the mean loss's gradient at which it ends."""
 
 
-class CoCoAConfig(Member):
+class CoCoAConfig(NamedSection):
     """Support-vector machines, each class against the rest, by dual coordinate ascent on all ranks (Ma et al. 2015)."""
 
     name: Literal["cocoa"] = "cocoa"

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from conf.sections.section import Member, Section
+from conf.sections.section import NamedSection, Section
 
 _UNITS = ("steps", "epochs", "fraction")
 
@@ -45,13 +45,13 @@ class Boundary(Section):
         return self.fraction * recipe_epochs if self.fraction is not None else self.epochs
 
 
-class NoWarmupConfig(Member):
+class NoWarmupConfig(NamedSection):
     """No warm-up: the first step has the peak."""
 
     name: Literal["none"] = "none"
 
 
-class ConstantWarmupConfig(Boundary, Member):
+class ConstantWarmupConfig(Boundary, NamedSection):
     """A constant part of the peak (Goyal et al. 2017, section 2.2)."""
 
     name: Literal["constant"] = "constant"
@@ -61,7 +61,7 @@ class ConstantWarmupConfig(Boundary, Member):
     """Factor of the peak learning rate."""
 
 
-class GradualWarmupConfig(Boundary, Member):
+class GradualWarmupConfig(Boundary, NamedSection):
     """A learning rate that rises to the peak, every step (Goyal et al. 2017, section 2.2)."""
 
     name: Literal["gradual"] = "gradual"
@@ -71,7 +71,7 @@ class GradualWarmupConfig(Boundary, Member):
     """Start of the rise: 0, or the rate for a global batch of 256, `optimizer.learning_rate_per_256`."""
 
 
-class ConstantConfig(Member):
+class ConstantConfig(NamedSection):
     """The peak learning rate until the end."""
 
     name: Literal["constant"] = "constant"
@@ -84,7 +84,7 @@ class Milestone(Boundary):
     """Factor of the peak learning rate, not of the previous rate."""
 
 
-class MultiStepConfig(Member):
+class MultiStepConfig(NamedSection):
     """Milestones, each with a factor of the peak (Goyal et al. 2017, section 5.1)."""
 
     name: Literal["multi_step"] = "multi_step"
@@ -99,7 +99,7 @@ class MultiStepConfig(Member):
     """Milestones in rising order, none of them within the warm-up."""
 
 
-class PolynomialConfig(Boundary, Member):
+class PolynomialConfig(Boundary, NamedSection):
     """A power of the remaining part of the run after the warm-up (MLPerf: power 2)."""
 
     name: Literal["polynomial"] = "polynomial"
@@ -111,7 +111,7 @@ class PolynomialConfig(Boundary, Member):
     """Learning rate at the end of the decay."""
 
 
-class CosineConfig(Boundary, Member):
+class CosineConfig(Boundary, NamedSection):
     """Half a period of a cosine after the warm-up (Loshchilov and Hutter 2017, without restarts)."""
 
     name: Literal["cosine"] = "cosine"

@@ -43,7 +43,7 @@ class Section(BaseModel):
         return cls.model_fields[key].get_default(call_default_factory=True)
 
 
-class Member(Section):
+class NamedSection(Section):
     """A section that has several kinds, such as a codec or an optimizer; `name` says which one.
 
     The other keys are the keyword arguments of the constructor that has this name in a table of `models`. Only these
@@ -85,7 +85,7 @@ ImportPath = Annotated[str, AfterValidator(_check_form)]
 """Module and object, `package.module:object`. Only this module is imported, on driver and workers."""
 
 
-class Imported(Member):
+class Imported(NamedSection):
     """A part by import path. Every worker needs its module: installed, on PYTHONPATH, or with --py-files."""
 
     path: ImportPath

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from conf.sections.modes import ModeConfig, SynchronousConfig
-from conf.sections.section import Imported, Member, Section
+from conf.sections.section import Imported, NamedSection, Section
 
 
-class CrossEntropyConfig(Member):
+class CrossEntropyConfig(NamedSection):
     """Cross-entropy of the dataset's task, with `training.label_smoothing` and `training.class_weights`."""
 
     name: Literal["cross_entropy"] = "cross_entropy"

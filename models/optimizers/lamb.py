@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from models.optimizers.layerwise import Begun, add_state, chosen_by_path, norm, ratio_of_norms
+from models.optimizers.layerwise import HalfUpdate, add_state, chosen_by_path, norm, ratio_of_norms
 
 
 def lamb(
@@ -98,7 +98,7 @@ class LAMB(keras.optimizers.Optimizer):  # type: ignore[misc]
         half = self.begin_update(gradient, variable)
         self.finish_update(half, [norm(each) for each in half.measured], variable, learning_rate)
 
-    def begin_update(self, gradient: Any, variable: Any) -> Begun:
+    def begin_update(self, gradient: Any, variable: Any) -> HalfUpdate:
         """Move both moments; see `InTwoHalves`."""
         index = self._get_variable_index(variable)
         first, second = self._first[index], self._second[index]
@@ -112,9 +112,9 @@ class LAMB(keras.optimizers.Optimizer):  # type: ignore[misc]
         update = mean / (ops.sqrt(square) + self.epsilon)
         if self.inner_weight_decay and not self._is_excluded[index]:
             update = update + self.inner_weight_decay * weights
-        return Begun(index, update, () if self._is_unadapted[index] else (update, weights))
+        return HalfUpdate(index, update, () if self._is_unadapted[index] else (update, weights))
 
-    def finish_update(self, half: Begun, norms: Sequence[Any], variable: Any, learning_rate: Any) -> None:
+    def finish_update(self, half: HalfUpdate, norms: Sequence[Any], variable: Any, learning_rate: Any) -> None:
         """Move the variable; see `InTwoHalves`."""
         rate = ops.cast(learning_rate, self._first[half.index].dtype)
         if norms:

@@ -9,7 +9,7 @@ from keras import ops
 
 from models.optimizers.layerwise import (
     ON_TENSORFLOW,
-    Begun,
+    HalfUpdate,
     add_state,
     apply_momentum,
     chosen_by_path,
@@ -168,17 +168,17 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]
         half = self.begin_update(gradient, variable)
         self.finish_update(half, [norm(each) for each in half.measured], variable, learning_rate)
 
-    def begin_update(self, gradient: Any, variable: Any) -> Begun:
+    def begin_update(self, gradient: Any, variable: Any) -> HalfUpdate:
         """Add the decay to the gradient; see `InTwoHalves`."""
         index = self._get_variable_index(variable)
         gradient, weights = (ops.cast(value, self.momentums[index].dtype) for value in (gradient, variable))
         decay = self._decay(index)
         direction = gradient + decay * weights if decay else gradient
         if self._is_unadapted[index]:
-            return Begun(index, direction)
-        return Begun(index, direction, (weights, direction if VARIANTS[self.variant].norm_of_sum else gradient))
+            return HalfUpdate(index, direction)
+        return HalfUpdate(index, direction, (weights, direction if VARIANTS[self.variant].norm_of_sum else gradient))
 
-    def finish_update(self, half: Begun, norms: Sequence[Any], variable: Any, learning_rate: Any) -> None:
+    def finish_update(self, half: HalfUpdate, norms: Sequence[Any], variable: Any, learning_rate: Any) -> None:
         """Move the buffer and the variable; see `InTwoHalves`."""
         variant, buffer, direction = VARIANTS[self.variant], self.momentums[half.index], half.direction
         rate = ops.cast(learning_rate, buffer.dtype)

@@ -18,7 +18,7 @@ _GAINS, _SHIFTS = ("gamma", "scale"), ("beta",)
 
 
 @dataclass(frozen=True)
-class Begun:
+class HalfUpdate:
     """The result of the first half of an update, for the second half."""
 
     index: int
@@ -37,10 +37,10 @@ class InTwoHalves(Protocol):
     all second halves follow them. `update_step` runs both halves for one variable.
     """
 
-    def begin_update(self, gradient: Any, variable: Any) -> Begun:
+    def begin_update(self, gradient: Any, variable: Any) -> HalfUpdate:
         """Run the first half, which needs no norm."""
 
-    def finish_update(self, half: Begun, norms: Sequence[Any], variable: Any, learning_rate: Any) -> None:
+    def finish_update(self, half: HalfUpdate, norms: Sequence[Any], variable: Any, learning_rate: Any) -> None:
         """Change the variable with the norms of all tensors in `half.measured`."""
 
 

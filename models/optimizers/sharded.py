@@ -7,11 +7,11 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
-from models.optimizers.layerwise import Begun, InTwoHalves, sum_of_squares
+from models.optimizers.layerwise import HalfUpdate, InTwoHalves, sum_of_squares
 
 
 @dataclass(frozen=True)
-class Part:
+class ElementRange:
     """A range of the elements of a tensor, in row-major order."""
 
     shape: tuple[int, ...]
@@ -35,8 +35,8 @@ class Piece:
 
         Args:
             variable: A trainable variable of float32.
-            start: See `Part`.
-            stop: See `Part`.
+            start: See `ElementRange`.
+            stop: See `ElementRange`.
 
         Raises:
             ValueError: the variable has another type.
@@ -44,7 +44,7 @@ class Piece:
         if variable.dtype != "float32":
             raise ValueError(f"{variable.path} is of {variable.dtype}, and only variables of float32 can be divided")
         self._variable = variable
-        self.part = Part(tuple(variable.shape), start, stop)
+        self.part = ElementRange(tuple(variable.shape), start, stop)
         self._value: tf.Tensor | None = None
         self.path, self.name, self.dtype = variable.path, variable.name, variable.dtype
         self.shape = (stop - start,)
@@ -226,7 +226,7 @@ class ShardedOptimizer:
         for half, norms, piece in zip(halves, self._norms(halves), self._pieces, strict=True):
             optimizer.finish_update(half, norms, piece, rate)
 
-    def _norms(self, halves: Sequence[Begun]) -> list[list[tf.Tensor]]:
+    def _norms(self, halves: Sequence[HalfUpdate]) -> list[list[tf.Tensor]]:
         """Return the norms over all ranks of the tensors that the first halves measured."""
         squares = [sum_of_squares(tensor) for half in halves for tensor in half.measured]
         if not squares:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from pipelines.comparison.facts import is_better
-from pipelines.comparison.groups import Group, Part, Spread, labels_of
+from pipelines.comparison.groups import DatasetGroups, Group, Spread, labels_of
 from pipelines.comparison.run import PAYLOAD, SECONDS, STEP, ComparedRun
 from pipelines.dataset.report.figures import Colors, Plot
 from pipelines.dataset.report.figures import plot as themed_plot
@@ -52,7 +52,7 @@ BYTES = Axis(PAYLOAD, "bytes given by one rank")
 
 
 @dataclass(frozen=True)
-class Variant:
+class BatchSizeSeries:
     """The best group at each batch size, among groups that agree in all settings that do not depend on it."""
 
     label: str
@@ -119,7 +119,7 @@ def draw_lines(plot: Axes, scheme: Colors, lines: Sequence[Line], name: str, axi
     _label(plot, scheme, axis.label, name)
 
 
-def variants_of(part: Part, metric: str) -> list[Variant]:
+def variants_of(part: DatasetGroups, metric: str) -> list[BatchSizeSeries]:
     """Return the score by batch size, one series for each choice of the settings that do not depend on it."""
     keys = [key for key in part.differing if key not in _FOLLOWS_THE_BATCH]
     telling: dict[tuple[str | None, ...], list[Group]] = {}
@@ -131,12 +131,12 @@ def variants_of(part: Part, metric: str) -> list[Variant]:
     return sorted(shown, key=lambda variant: -len(variant.points))
 
 
-def variant_colors(variants: Sequence[Variant]) -> list[str]:
+def variant_colors(variants: Sequence[BatchSizeSeries]) -> list[str]:
     """Return the colour of each series; the series after the first ones are grey."""
     return [PALETTE[place] if place < len(PALETTE) else GREY for place in range(len(variants))]
 
 
-def over_batch(variants: Sequence[Variant], metric: str, width: int) -> Plot:
+def over_batch(variants: Sequence[BatchSizeSeries], metric: str, width: int) -> Plot:
     """Draw the score by global batch size, with the deviation over seeds; a cross below marks a diverged batch size."""
     sizes = sorted({size for each in variants for size in [*(size for size, _ in each.points), *each.diverged]})
 
@@ -191,7 +191,7 @@ def _timed(groups: Sequence[Group]) -> list[tuple[Group, int, float]]:
     return [(group, workers, rate.mean) for group, workers, rate in rates if workers and rate]
 
 
-def _variant(groups: Sequence[Group], label: str, metric: str) -> Variant:
+def _variant(groups: Sequence[Group], label: str, metric: str) -> BatchSizeSeries:
     best: dict[int, Spread] = {}
     diverged: set[int] = set()
     for group in groups:
@@ -203,7 +203,7 @@ def _variant(groups: Sequence[Group], label: str, metric: str) -> Variant:
         elif size not in best or is_better(score.mean, best[size].mean, metric):
             best[size] = score
     points = tuple(sorted(best.items(), key=lambda point: point[0]))
-    return Variant(label, points, tuple(sorted(diverged - best.keys())))
+    return BatchSizeSeries(label, points, tuple(sorted(diverged - best.keys())))
 
 
 def _points(run: ComparedRun, name: str, axis: Axis) -> list[tuple[float, float]]:

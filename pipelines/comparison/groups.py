@@ -153,7 +153,7 @@ def _seed(facts: Facts) -> str:
 
 
 @dataclass(frozen=True)
-class Part:
+class DatasetGroups:
     """The groups of one dataset: only these may be compared."""
 
     dataset: str
@@ -174,7 +174,7 @@ class Part:
         return {_network(group): group for group in reversed(timed)}
 
 
-def parts_of(runs: Sequence[ComparedRun], metric: str) -> list[Part]:
+def parts_of(runs: Sequence[ComparedRun], metric: str) -> list[DatasetGroups]:
     """Sort trainings into groups, by dataset, and then by optimizer, batch size, workers and the other settings."""
     datasets: dict[str, list[Facts]] = {}
     for run in with_defaults(runs):
@@ -182,7 +182,7 @@ def parts_of(runs: Sequence[ComparedRun], metric: str) -> list[Part]:
     return [_part(dataset, members) for dataset, members in datasets.items()]
 
 
-def _part(dataset: str, members: Sequence[Facts]) -> Part:
+def _part(dataset: str, members: Sequence[Facts]) -> DatasetGroups:
     same: dict[tuple[tuple[str, str], ...], list[Facts]] = {}
     for facts in members:
         key = tuple(sorted((name, value) for name, value in facts.run.settings.items() if name != SEED))
@@ -196,7 +196,7 @@ def _part(dataset: str, members: Sequence[Facts]) -> Part:
     found = list(same.values())
     groups = [Group(place, labels[index], tuple(found[index])) for place, index in enumerate(order, 1)]
     archive = members[0].run.settings.get("archive.kind", "")
-    return Part(dataset, archive, tuple(groups), tuple(differing), len(keys) - len(differing))
+    return DatasetGroups(dataset, archive, tuple(groups), tuple(differing), len(keys) - len(differing))
 
 
 def labels_of(settings: Sequence[dict[str, str]], differing: Sequence[str]) -> list[str]:
@@ -258,7 +258,7 @@ def default_target(groups: Sequence[Group], metric: str) -> float | None:
     return float(f"{mean + abs(mean) * (0.05 if is_lower_better(metric) else -0.05):.3g}")
 
 
-def baseline_of(part: Part, group: Group) -> Group | None:
+def baseline_of(part: DatasetGroups, group: Group) -> Group | None:
     """Return the baseline of the same network: the group with the fewest workers, then the smallest global batch."""
     return part.baselines.get(_network(group))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.lines import Line2D
 
 from pipelines.comparison import figures
-from pipelines.comparison.groups import Part, best_group, default_target
+from pipelines.comparison.groups import DatasetGroups, best_group, default_target
 from pipelines.comparison.run import SCORES, ComparedRun
 from pipelines.comparison.tables import differing_rows, recipe_rows, score_text, table_rows, target_rows
 from pipelines.dataset.report.figures import Colors, Plot
@@ -45,7 +45,7 @@ _LEGEND_LETTERS = 60
 
 
 def comparison_page(
-    parts: Sequence[Part],
+    parts: Sequence[DatasetGroups],
     runs: Sequence[ComparedRun],
     metric: str,
     targets: Sequence[float | None],
@@ -78,7 +78,7 @@ def comparison_page(
     )
 
 
-def notes_of(parts: Sequence[Part], metric: str) -> list[str]:
+def notes_of(parts: Sequence[DatasetGroups], metric: str) -> list[str]:
     """Return the notes that a reader must know before figures of this metric; each is a sentence."""
     members = [facts for part in parts for group in part.groups for facts in group.members]
     notes = []
@@ -112,7 +112,7 @@ def notes_of(parts: Sequence[Part], metric: str) -> list[str]:
     return notes
 
 
-def _part(part: Part, metric: str, target: float | None) -> dict[str, Any]:
+def _part(part: DatasetGroups, metric: str, target: float | None) -> dict[str, Any]:
     colors = figures.colors_of(part.groups, metric)
     best = best_group(part.groups, metric)
     variants = figures.variants_of(part, metric)
@@ -152,7 +152,7 @@ def _part(part: Part, metric: str, target: float | None) -> dict[str, Any]:
     }
 
 
-def _curves(part: Part, metric: str, colors: dict[int, str]) -> list[dict[str, Any]]:
+def _curves(part: DatasetGroups, metric: str, colors: dict[int, str]) -> list[dict[str, Any]]:
     shown = []
     for name in dict.fromkeys((metric, "train/loss")):
         for axis, words in _CURVES.items():
@@ -166,18 +166,18 @@ def _two_widths(draw: Callable[[int], Plot]) -> dict[str, Plot]:
     return {"wide": draw(figures.WIDE), "narrow": draw(figures.NARROW)}
 
 
-def _name(part: Part) -> str:
+def _name(part: DatasetGroups) -> str:
     return f"{part.archive} {part.dataset[:12]}".strip() or "not recorded"
 
 
-def table_of(parts: Sequence[Part], metric: str, targets: Sequence[float | None]) -> "pandas.DataFrame":
+def table_of(parts: Sequence[DatasetGroups], metric: str, targets: Sequence[float | None]) -> "pandas.DataFrame":
     """Return a row per group with full numbers, as in `table.csv`."""
     import pandas
 
     return pandas.DataFrame(table_rows(parts, metric, targets))
 
 
-def curves_of(parts: Sequence[Part], metric: str) -> CellFigure:
+def curves_of(parts: Sequence[DatasetGroups], metric: str) -> CellFigure:
     """Plot the metric of every training by samples seen and by training time, with a row of plots per dataset."""
     figure = CellFigure(figsize=(_WIDTH_INCHES, _HEIGHT_INCHES * len(parts)), layout="constrained")
     for plots, part in zip(figure.subplots(len(parts), 2, squeeze=False), parts, strict=True):
@@ -197,7 +197,7 @@ def curves_of(parts: Sequence[Part], metric: str) -> CellFigure:
     return figure
 
 
-def html_of(parts: Sequence[Part], metric: str, notes: Sequence[str]) -> str:
+def html_of(parts: Sequence[DatasetGroups], metric: str, notes: Sequence[str]) -> str:
     """Return notes, the recipe and score of each group, and the curves as HTML."""
     import pandas
 

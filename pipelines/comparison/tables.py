@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipelines.comparison.facts import Facts, number, warmup_text
-from pipelines.comparison.groups import Group, Part, Spread, baseline_of, word_of
+from pipelines.comparison.groups import DatasetGroups, Group, Spread, baseline_of, word_of
 from pipelines.comparison.run import SEED
 from pipelines.dataset.report.tables import shorten
 
@@ -18,7 +18,7 @@ _DIFFERING = 40
 _LONG = 120
 
 
-def recipe_rows(part: Part) -> list[dict[str, Any]]:
+def recipe_rows(part: DatasetGroups) -> list[dict[str, Any]]:
     """Return recipe, score, time and bytes of each group, as the page shows them."""
     return [
         {
@@ -60,7 +60,7 @@ def _mark(group: Group) -> str:
     return f"{others} of {count} trainings {reason}" if count > 1 else reason
 
 
-def differing_rows(part: Part) -> dict[str, Any]:
+def differing_rows(part: DatasetGroups) -> dict[str, Any]:
     """Return only the settings that are not the same in all groups."""
     keys = part.differing[:_DIFFERING]
     return {
@@ -76,7 +76,7 @@ def differing_rows(part: Part) -> dict[str, Any]:
     }
 
 
-def target_rows(part: Part, metric: str, target: float) -> list[dict[str, Any]]:
+def target_rows(part: DatasetGroups, metric: str, target: float) -> list[dict[str, Any]]:
     """Return each group's cost of reaching the target, the fastest first; groups that did not reach it are last."""
     rows = [(group, group.reached(metric, target)) for group in part.groups]
     longest = max((reached.seconds or 0.0 for _, reached in rows if reached), default=0.0) or 1.0
@@ -99,12 +99,12 @@ def target_rows(part: Part, metric: str, target: float) -> list[dict[str, Any]]:
     return sorted(shown, key=lambda row: (not row["reached"], row["seconds"] or 0.0))
 
 
-def table_csv(parts: Sequence[Part], metric: str, target_of: Sequence[float | None]) -> str:
+def table_csv(parts: Sequence[DatasetGroups], metric: str, target_of: Sequence[float | None]) -> str:
     """Return the table as CSV."""
     return _csv(table_rows(parts, metric, target_of))
 
 
-def table_rows(parts: Sequence[Part], metric: str, target_of: Sequence[float | None]) -> list[dict[str, Any]]:
+def table_rows(parts: Sequence[DatasetGroups], metric: str, target_of: Sequence[float | None]) -> list[dict[str, Any]]:
     """Return the table: a row per group with full numbers, and a column for each setting that differs."""
     differing = sorted({key for part in parts for key in part.differing})
     rows: list[dict[str, Any]] = []
@@ -142,7 +142,7 @@ def table_rows(parts: Sequence[Part], metric: str, target_of: Sequence[float | N
     return rows
 
 
-def runs_csv(parts: Sequence[Part], metric: str) -> str:
+def runs_csv(parts: Sequence[DatasetGroups], metric: str) -> str:
     """Return every training as a row of CSV, with all its settings and last values."""
     rows: list[dict[str, Any]] = []
     for part in parts:
@@ -217,7 +217,7 @@ def _recipe_values(group: Group) -> dict[str, Any]:
     }
 
 
-def _run_row(part: Part, group: Group, facts: Facts, metric: str) -> dict[str, Any]:
+def _run_row(part: DatasetGroups, group: Group, facts: Facts, metric: str) -> dict[str, Any]:
     run = facts.run
     return {
         "dataset": part.dataset,

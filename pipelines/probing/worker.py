@@ -77,22 +77,22 @@ def fit_head(
 
 
 @dataclass(frozen=True)
-class _Part:
+class _RankSamples:
     """The samples of a split on this rank."""
 
     features: NDArray[np.float32]
     targets: NDArray[np.uint8]
 
 
-def _part(features: Features, split: str, collective: HorovodCollective) -> _Part:
+def _part(features: Features, split: str, collective: HorovodCollective) -> _RankSamples:
     rows, rank, ranks = features.rows(split), collective.rank, collective.size
     start, stop = rows * rank // ranks, rows * (rank + 1) // ranks
     # A rank without samples reads one to get the numbers of features and classes.
     read = {name: features.array(split, name, start, max(stop, start + 1)) for name in ("features", "targets")}
-    return _Part(read["features"][: stop - start], read["targets"][: stop - start])
+    return _RankSamples(read["features"][: stop - start], read["targets"][: stop - start])
 
 
-def _score(head: LinearHead, validation: _Part, task: Task, collective: HorovodCollective) -> float:
+def _score(head: LinearHead, validation: _RankSamples, task: Task, collective: HorovodCollective) -> float:
     """Return the metric of all samples that compares penalties; it is the same on every rank."""
     probabilities = collective.concatenate(head.probabilities(validation.features))
     targets = collective.concatenate(validation.targets)

@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pipelines.scaling.collectives import Wire, Wires
 from pipelines.scaling.fit import FittedLink
 from pipelines.scaling.measurements import CollectiveName
-from pipelines.scaling.named_link import Link
+from pipelines.scaling.named_link import NamedLink
+from pipelines.scaling.step import Wire, Wires
 
 _COLLECTIVES: tuple[CollectiveName, ...] = ("allreduce", "alltoall", "allgather")
 
 
-def wires_on(link: Link, measured: Mapping[str, FittedLink]) -> Wires:
+def wires_on(link: NamedLink, measured: Mapping[str, FittedLink]) -> Wires:
     """Return the wire of each collective on a link, estimated from the measured link with the nearest speed.
 
         beta      = nominal speed * the fraction that the collective reaches there, at most its speed on the link
@@ -49,7 +49,7 @@ def wires_on(link: Link, measured: Mapping[str, FittedLink]) -> Wires:
     return found
 
 
-def _latency(link: Link, known: list[FittedLink]) -> float:
+def _latency(link: NamedLink, known: list[FittedLink]) -> float:
     if link.latency_seconds is not None:
         return link.latency_seconds
     known = [each for each in known if each.latency_seconds]
@@ -58,7 +58,7 @@ def _latency(link: Link, known: list[FittedLink]) -> float:
     return min(known, key=lambda each: _distance(each, link)).latency_seconds
 
 
-def _distance(measured: FittedLink, link: Link) -> float:
+def _distance(measured: FittedLink, link: NamedLink) -> float:
     if measured.nominal is None:
         return 0.0
     ratio = measured.nominal / link.bytes_per_second

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.scaling.collectives import Topology
 from pipelines.scaling.fit import Parameters
-from pipelines.scaling.step import CodecCosts, binding_resource, compute_seconds, step_seconds
+from pipelines.scaling.step import CodecCosts, Topology, binding_resource, compute_seconds, step_seconds
 
 STRONG, WEAK = "strong", "weak"
 BUCKETS_MIB = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, None)
@@ -57,7 +56,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Best:
+class FastestExchange:
     """The fastest codec and size of buckets for one number of workers."""
 
     workers: int
@@ -152,14 +151,16 @@ def fastest(
     workers: int,
     codecs: Mapping[str, CodecCosts],
     bucket_mib: float | None,
-) -> Best | None:
+) -> FastestExchange | None:
     """Return the fastest codec and size of buckets, from `bucket_mib` and `BUCKETS_MIB`; the first one if equal."""
     batches = batches_of(scaling, batch, workers)
     if batches is None:
         return None
     topology = network(parameters)
     choices = [
-        Best(workers, name, bucket, step_seconds(parameters.worker, codec, topology, workers, batches[0], bucket))
+        FastestExchange(
+            workers, name, bucket, step_seconds(parameters.worker, codec, topology, workers, batches[0], bucket)
+        )
         for name, codec in codecs.items()
         for bucket in dict.fromkeys((bucket_mib, *BUCKETS_MIB))
     ]

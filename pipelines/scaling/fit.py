@@ -9,7 +9,6 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.scaling.collectives import Wire, hops, volume
 from pipelines.scaling.measurements import (
     CodecMeasurement,
     CollectiveName,
@@ -18,7 +17,7 @@ from pipelines.scaling.measurements import (
     LinkMeasurement,
     Measurements,
 )
-from pipelines.scaling.step import CodecCosts, Worker
+from pipelines.scaling.step import CodecCosts, Wire, Worker, hops, volume
 
 _COEFFICIENTS = 3
 """Number of fitted coefficients for a collective on a link: operation, hop and speed."""

@@ -16,13 +16,13 @@ Name = Annotated[str, Field(min_length=1)]
 _VERSION: Literal[1] = 1
 
 
-class Measured(BaseModel):
+class MeasurementBase(BaseModel):
     """The base of all parts: frozen, without other keys."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
-class ComputePoint(Measured):
+class ComputePoint(MeasurementBase):
     """The steps of one rank without an exchange: forward and backward pass and the update."""
 
     batch_size: int = Field(gt=0)
@@ -31,7 +31,7 @@ class ComputePoint(Measured):
     """Seconds of each step."""
 
 
-class Gradient(Measured):
+class Gradient(MeasurementBase):
     """One gradient, or several that are ready together."""
 
     bytes: int = Field(gt=0)
@@ -40,7 +40,7 @@ class Gradient(Measured):
     """Time at which the gradient is computed, as a fraction of a step's computing."""
 
 
-class LinkMeasurement(Measured):
+class LinkMeasurement(MeasurementBase):
     """A link between two hosts."""
 
     name: Name
@@ -50,7 +50,7 @@ class LinkMeasurement(Measured):
     """Latency from one host to the other: half a round trip of a small message; 0 if it is not known."""
 
 
-class CollectivePoint(Measured):
+class CollectivePoint(MeasurementBase):
     """One operation of all ranks, alone on the link."""
 
     link: Name
@@ -63,14 +63,14 @@ class CollectivePoint(Measured):
     """Seconds of each operation on the slowest rank."""
 
 
-class Message(Measured):
+class Message(MeasurementBase):
     """The message of one of a codec's collectives in an exchange of all gradients; `bytes` as in `CollectivePoint`."""
 
     collective: CollectiveName
     bytes: int = Field(gt=0)
 
 
-class CodecMeasurement(Measured):
+class CodecMeasurement(MeasurementBase):
     """The exchange of all gradients by one codec."""
 
     name: Name
@@ -84,7 +84,7 @@ class CodecMeasurement(Measured):
     """Seconds of decoding all buckets, of the owners' work between two collectives, and of checks and copies."""
 
 
-class Measurements(Measured):
+class Measurements(MeasurementBase):
     """The inputs of the model."""
 
     format_version: Literal[1]

@@ -10,7 +10,7 @@ _UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 @dataclass(frozen=True)
-class Link:
+class NamedLink:
     """A link, with or without measurements."""
 
     bytes_per_second: float
@@ -26,7 +26,7 @@ class Link:
         return speed if self.latency_seconds is None else f"{speed}, {1e6 * self.latency_seconds:g} us"
 
 
-def link_of(text: str) -> Link:
+def link_of(text: str) -> NamedLink:
     """Read a link, such as `1Gbit/s`, `100Mbit/s,200us` or `0.4Tbit/s,5us`.
 
     Raises:
@@ -39,4 +39,4 @@ def link_of(text: str) -> Link:
             f"should be a speed above 0 and perhaps a latency, such as 1Gbit/s or 1Gbit/s,50us, got {text!r}"
         )
     bytes_per_second = float(speed["number"]) * _PREFIXES[speed["prefix"]] / 8
-    return Link(bytes_per_second, None if latency is None else float(latency["number"]) * _UNITS[latency["unit"]])
+    return NamedLink(bytes_per_second, None if latency is None else float(latency["number"]) * _UNITS[latency["unit"]])

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from conf.keys import find, nested
 from conf.sections.modes import MODES
-from pipelines.scaling.collectives import expected_maximum
 from pipelines.scaling.measurements import (
     CodecMeasurement,
     CollectivePoint,
@@ -17,13 +16,13 @@ from pipelines.scaling.measurements import (
     Measurements,
     Message,
 )
+from pipelines.scaling.step import expected_maximum
 
 if TYPE_CHECKING:
     from pipelines.tracking.journal.writer import Point
     from pipelines.tracking.store.recorded import RecordedRun
 
 PHASES = tuple(f"time/step_{name}_seconds" for name in ("compute", "encode", "wire", "decode", "optimizer", "waiting"))
-CURVES = PHASES
 """Metrics whose curves are needed."""
 PAYLOAD, PARAMETERS = "exchange/payload_bytes", "summary/parameters"
 RECORDED_LINK = "recorded"
@@ -70,7 +69,7 @@ def measurements_of(runs: Sequence["RecordedRun"]) -> Measurements:
     these measurements contain no overlap, and all communication that they predict is exposed.
 
     Args:
-        runs: Recorded runs, at least one, with the curves in `CURVES`.
+        runs: Recorded runs, at least one, with the curves of `PHASES`.
 
     Raises:
         ValueError: A run has not finished, lacks a metric, or has steps of several lengths or of an unsupported mode.

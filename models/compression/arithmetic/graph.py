@@ -117,7 +117,7 @@ def _unordered(body: Callable[..., tf.Tensor], *args: tf.Tensor) -> tf.Tensor:
 
 
 @dataclass(frozen=True)
-class Mark:
+class StepPart:
     """One part of a step."""
 
     phase: str
@@ -134,7 +134,7 @@ class Marks:
 
     def __init__(self) -> None:
         """Begin without parts: graphs add parts when they are traced."""
-        self._times: dict[Mark, tf.Variable] = {}
+        self._times: dict[StepPart, tf.Variable] = {}
 
     def add(self, phase: str, name: str, start: tf.Tensor, end: tf.Tensor, tensors: Sequence[str] = ()) -> None:
         """Record a part in a graph, which may be a branch that some steps do not run.
@@ -146,7 +146,7 @@ class Marks:
             end: The same.
             tensors: Paths of the variables that the part processes.
         """
-        mark = Mark(phase, name, tuple(tensors))
+        mark = StepPart(phase, name, tuple(tensors))
         if mark not in self._times:
             with tf.init_scope(), tf.device("CPU:0"):
                 self._times[mark] = tf.Variable([math.nan, math.nan], dtype=tf.float64, trainable=False)
@@ -158,7 +158,7 @@ class Marks:
         for variable in self._times.values():
             variable.assign([math.nan, math.nan])
 
-    def read(self) -> list[tuple[Mark, float, float]]:
+    def read(self) -> list[tuple[StepPart, float, float]]:
         """Return start and end of each part that ran since `clear`, outside a graph."""
         taken = [(mark, *variable.numpy().tolist()) for mark, variable in self._times.items()]
         return [(mark, start, end) for mark, start, end in taken if math.isfinite(start) and math.isfinite(end)]

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from models.optimizers.sharded import Part, ShardedOptimizer
+from models.optimizers.sharded import ElementRange, ShardedOptimizer
 from pipelines.training.ranks.collective import HorovodCollective
 
 
@@ -31,7 +31,7 @@ class Gathered:
 class Scattered:
     """A variable of the optimizer on this rank that is a part of a whole; it has the shape of the whole."""
 
-    def __init__(self, variable: keras.Variable, part: Part) -> None:
+    def __init__(self, variable: keras.Variable, part: ElementRange) -> None:
         """Wrap this rank's part of the variable, `(elements,)`; `part` is its position in the whole."""
         self._variable, self._part = variable, part
         self.path, self.dtype = variable.path, variable.dtype

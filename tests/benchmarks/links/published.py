@@ -15,8 +15,7 @@ import csv
 import math
 from typing import Any
 
-from pipelines.scaling.collectives import Topology, Wire
-from pipelines.scaling.step import CodecCosts, Worker, step_seconds
+from pipelines.scaling.step import CodecCosts, Topology, Wire, Worker, step_seconds
 
 TABLE = "scaling_tables.csv"
 NAMES = (

@@ -10,10 +10,9 @@ from links import shapes
 from links.network import Hosts
 from links.ring import Ring, latency_of, timed_collective
 
-from pipelines.scaling.collectives import Topology
 from pipelines.scaling.fit import fit
 from pipelines.scaling.measurements import Measurements
-from pipelines.scaling.step import step_seconds
+from pipelines.scaling.step import Topology, step_seconds
 from tests.benchmarks.parts.figures import slowest
 
 QUESTIONS = Path(__file__).with_name("questions.py")

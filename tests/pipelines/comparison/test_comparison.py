@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 
 from pipelines.comparison.facts import chosen_metric, facts_of, peak_rate, warmup_text
 from pipelines.comparison.figures import GREY, colors_of, variants_of
-from pipelines.comparison.groups import Group, Part, Spread, baseline_of, best_group, default_target, parts_of
+from pipelines.comparison.groups import DatasetGroups, Group, Spread, baseline_of, best_group, default_target, parts_of
 from pipelines.comparison.run import (
     CURVE_GROUPS,
     CURVES,
@@ -40,7 +40,7 @@ def recorded(experiment: str) -> list[RecordedRun]:
     return recorded_trainings(experiment, "", children=False, groups=CURVE_GROUPS, metrics=CURVES)
 
 
-def part_of(experiment: str, metric: str = "val/top_1") -> Part:
+def part_of(experiment: str, metric: str = "val/top_1") -> DatasetGroups:
     (part,) = parts_of(read(experiment), metric)
     return part
 

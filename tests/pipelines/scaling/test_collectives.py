@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from pipelines.scaling.collectives import Topology, Wire, collective_seconds, expected_maximum, ring_seconds
 from pipelines.scaling.measurements import CollectiveName
+from pipelines.scaling.step import Topology, Wire, collective_seconds, expected_maximum, ring_seconds
 
 WIRE = Wire(operation_seconds=0.005, hop_seconds=0.001, bytes_per_second=1e6)
 COLLECTIVES: tuple[CollectiveName, ...] = ("allreduce", "alltoall", "allgather")

@@ -10,11 +10,11 @@ import pytest
 
 from pipelines.scaling import estimate
 from pipelines.scaling.achieved import wires_on
-from pipelines.scaling.collectives import Topology
 from pipelines.scaling.estimate import STRONG, WEAK, Job, Row, batches_of, fastest, predict
 from pipelines.scaling.fit import Parameters, fit, resampled
 from pipelines.scaling.measurements import Measurements
-from pipelines.scaling.named_link import Link
+from pipelines.scaling.named_link import NamedLink
+from pipelines.scaling.step import Topology
 from pipelines.scaling.tables import csv_of, figure_of, lines_of
 
 WORKERS = [2**power for power in range(11)]
@@ -33,7 +33,7 @@ def rows_of(measured: Measurements, scaling: str, batch: int, speed: float = 125
 
 
 def _network(speed: float) -> Callable[[Parameters], Topology]:
-    return lambda parameters: Topology(wires_on(Link(speed, None), parameters.links))
+    return lambda parameters: Topology(wires_on(NamedLink(speed, None), parameters.links))
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.scaling.collectives import Wire
 from pipelines.scaling.fit import Parameters, fit, least_squares, resampled
 from pipelines.scaling.measurements import Measurements
+from pipelines.scaling.step import Wire
 
 Make = Callable[..., dict[str, Any]]
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from pipelines.scaling.achieved import wires_on
-from pipelines.scaling.collectives import Wire
 from pipelines.scaling.fit import FittedLink, fit
 from pipelines.scaling.measurements import CollectiveName, Measurements
-from pipelines.scaling.named_link import Link, link_of
+from pipelines.scaling.named_link import NamedLink, link_of
+from pipelines.scaling.step import Wire
 
 
 @pytest.mark.parametrize(
@@ -38,15 +38,15 @@ def test_what_is_no_link_is_refused(text: str) -> None:
     ("link", "collective", "wire"),
     [
         # 500 Mbit/s is nearer to 1 Gbit/s than to 100 Mbit/s; the parts reached are 0.9 and 0.6 on both.
-        (Link(62.5e6, None), "allreduce", (0.005, 0.001, 0.9 * 62.5e6)),
-        (Link(62.5e6, None), "alltoall", (0.005, 0.001, 0.6 * 62.5e6)),
+        (NamedLink(62.5e6, None), "allreduce", (0.005, 0.001, 0.9 * 62.5e6)),
+        (NamedLink(62.5e6, None), "alltoall", (0.005, 0.001, 0.6 * 62.5e6)),
         # Twice the latency, twice the hop; no more than what the processors reach without a limit.
-        (Link(1e12, 0.002), "allreduce", (0.005, 0.002, 0.9e9)),
+        (NamedLink(1e12, 0.002), "allreduce", (0.005, 0.002, 0.9e9)),
     ],
 )
 def test_a_link_between_measured_ones(
     scaling_measurements: Callable[..., dict[str, Any]],
-    link: Link,
+    link: NamedLink,
     collective: CollectiveName,
     wire: tuple[float, float, float],
 ) -> None:
@@ -55,7 +55,7 @@ def test_a_link_between_measured_ones(
 
 
 def test_without_any_measured_link_the_latency_must_be_said() -> None:
-    assert wires_on(Link(1e6, 1e-5), {})["alltoall"] == Wire(0.0, 1e-5, 1e6)
+    assert wires_on(NamedLink(1e6, 1e-5), {})["alltoall"] == Wire(0.0, 1e-5, 1e6)
     for unknown in ({}, {"recorded": FittedLink(None, 0.0, {"allreduce": Wire(0.0, 0.0, math.inf)})}):
         with pytest.raises(ValueError, match="say it too, as in 1Gbit/s,50us"):
-            wires_on(Link(1e6, None), unknown)
+            wires_on(NamedLink(1e6, None), unknown)

@@ -5,14 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.scaling.collectives import Topology, Wire, ring_seconds
 from pipelines.scaling.measurements import CollectiveName
 from pipelines.scaling.step import (
     RESOURCES,
     CodecCosts,
+    Topology,
+    Wire,
     Worker,
     binding_resource,
     make_buckets,
+    ring_seconds,
     step_seconds,
 )
 

@@ -18,7 +18,7 @@ from conf.sections.codecs import CodecConfig, ExchangeConfig
 from conf.sections.modes import ModeConfig
 from conf.sections.networks import ModelConfig
 from conf.sections.optimizers import OptimizerBase, OptimizerConfig
-from conf.sections.section import Member, member_names
+from conf.sections.section import NamedSection, member_names
 from models.compression.codecs.none import NoneCodec
 from models.compression.codecs.table import CODECS
 from models.compression.exchange.exchange import GradientExchange
@@ -231,7 +231,7 @@ class HalvingCodec(NoneCodec):
         return mean * self.factor, memory
 
 
-class HalvingConfig(Member):
+class HalvingConfig(NamedSection):
     name: Literal["halving"] = "halving"
     factor: float = 0.5
 
@@ -249,7 +249,7 @@ def linear(images: keras.KerasTensor, *, classes: int, bias: bool, dtype: str) -
     return keras.layers.Dense(classes, use_bias=bias, dtype=dtype)(keras.layers.Flatten()(images))
 
 
-class LinearConfig(Member):
+class LinearConfig(NamedSection):
     name: Literal["linear"] = "linear"
     bias: bool = False
 
