@@ -13,9 +13,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from conf.effect import refuse_idle
-from conf.keys import TAGS, choice_of, find, section_of
+from conf.keys import TAGS, choice_of, describe, find, section_of, unknown_key
 from conf.notation import parse
-from conf.problems import describe, unknown_key
 from conf.schema import RunConfig
 from conf.sections.section import Section
 

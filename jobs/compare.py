@@ -54,10 +54,11 @@ def collect(
         ValueError: The experiment does not exist, no training fits, or a file is not one of ours.
         TrackingError: MLflow does not answer.
     """
-    runs: dict[str, ComparedRun] = {}
-    for experiment in experiments:
-        found = recorded_trainings(experiment, filter_text, children=children, groups=CURVE_GROUPS, metrics=CURVES)
-        runs.update((run.run_id, compared_run(run, experiment)) for run in found)
+    runs = {
+        run.run_id: compared_run(run, experiment)
+        for experiment in experiments
+        for run in recorded_trainings(experiment, filter_text, children=children, groups=CURVE_GROUPS, metrics=CURVES)
+    }
     read = [(path, read_runs(path)) for path in saved]
     read += [(path, runs_of(read_lines(path), path.name)) for path in results]
     for path, of_file in read:

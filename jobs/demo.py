@@ -82,16 +82,16 @@ def baseline_f1(manifest: Manifest, split: str) -> float:
 
 def table(config: RunConfig, result: DemoResult) -> list[str]:
     """Return the lines of the closing table."""
-    lines = ["", "epoch    loss  val loss  F1 micro  F1 macro     mAP  images/s"]
-    for number, row in enumerate(result.trained.summary.history, 1):
-        lines.append(
+    metrics = result.test.metrics
+    return [
+        "",
+        "epoch    loss  val loss  F1 micro  F1 macro     mAP  images/s",
+        *(
             f"{number:>5}  {row['train/loss']:.4f}  {row['val/loss']:>8.4f}  {row['val/f1_micro']:>8.4f}  "
             f"{row['val/f1_macro']:>8.4f}  {row['val/mean_average_precision']:.4f}  "
             f"{row['speed/images_per_second']:>8.1f}"
-        )
-    metrics = result.test.metrics
-    return [
-        *lines,
+            for number, row in enumerate(result.trained.summary.history, 1)
+        ),
         "",
         f"test        F1 micro {metrics['f1_micro']:.4f}, F1 macro {metrics['f1_macro']:.4f}, "
         f"mAP {metrics['mean_average_precision']:.4f}",
@@ -115,11 +115,8 @@ def learnt(result: DemoResult) -> bool:
 def _generate(root: Path) -> None:
     root.parent.mkdir(parents=True, exist_ok=True)
     with tqdm(total=_TRAIN + _VALIDATION + _TEST, unit="patch", disable=None, leave=False) as bar:
-
-        def advance(patches: int) -> None:
-            bar.update(patches)
-
-        generate_bigearthnet_v2(root, train=_TRAIN, validation=_VALIDATION, test=_TEST, progress=advance)
+        sizes = {"train": _TRAIN, "validation": _VALIDATION, "test": _TEST}
+        generate_bigearthnet_v2(root, **sizes, progress=lambda patches: bar.update(patches))
 
 
 def demo_folder(archive: str | None) -> Path:

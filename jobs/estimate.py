@@ -8,14 +8,24 @@ from pathlib import Path
 from jobs.shell import cli
 from jobs.shell.command import Result, say
 from jobs.shell.paths import PLOT_MARK, check_outputs, save_plot
-from pipelines.scaling.achieved import wires_on
-from pipelines.scaling.estimate import STRONG, WEAK, Job, Network, Row, fastest, predict
-from pipelines.scaling.fit import Parameters, fit, resampled
+from pipelines.scaling.estimate import (
+    CSV_MARK,
+    STRONG,
+    WEAK,
+    Job,
+    Network,
+    Row,
+    csv_of,
+    fastest,
+    figure_of,
+    lines_of,
+    predict,
+)
+from pipelines.scaling.fit import Parameters, fit, resampled, wires_on
 from pipelines.scaling.measurements import Measurements, read_measurements
 from pipelines.scaling.named_link import NamedLink
 from pipelines.scaling.recorded import PHASES, RECORDED_LINK, combined, measurements_of
 from pipelines.scaling.step import Topology
-from pipelines.scaling.tables import CSV_MARK, csv_of, figure_of, lines_of
 from pipelines.storage.whole_files import os_errors_as, write_whole
 
 _DRAWS = 200

@@ -243,13 +243,14 @@ def _reliability_rows(measured: Measured) -> list[dict[str, float]]:
 
 def per_class_lines(result: Evaluation) -> list[str]:
     """Return the per-class table as lines of text, the most frequent class first."""
-    lines = [f"{'class':<52} samples  precision  recall     F1     AP"]
-    for row in sorted(result.per_class, key=lambda row: -row["support"]):
-        lines.append(
+    return [
+        f"{'class':<52} samples  precision  recall     F1     AP",
+        *(
             f"{row['class'][:52]:<52} {row['support']:>7}  {row['precision']:>9.3f}  {row['recall']:>6.3f}  "
             f"{row['f1']:>5.3f}  {row['average_precision']:>5.3f}"
-        )
-    return lines
+            for row in sorted(result.per_class, key=lambda row: -row["support"])
+        ),
+    ]
 
 
 def main(arguments: argparse.Namespace, result: Result) -> None:

@@ -2,8 +2,7 @@
 
 import argparse
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from conf.schema import RunConfig
@@ -49,7 +48,8 @@ def find_rate(config: RunConfig, rates: Sequence[float], result: Result) -> Rang
     with spark_session("groundswell find-rate", config.launch.master) as spark:
         check_slots(spark, config.launch)
         store.check_workers_reach(store.tracking_uri(), spark.sparkContext.master)
-        with _recorded(config, manifest) as run:
+        run = _started(config, manifest)
+        with runs.ended(run):
             say(f"MLflow run {run.run_id} in {redacted(run.uri)}")
             result.run_id = run.run_id
             bar, shortage = Bar("step"), ShortageHint(config)
@@ -134,17 +134,13 @@ def _run_name(config: RunConfig) -> str:
     return config.tracking.run_name or "range test"
 
 
-@contextmanager
-def _recorded(config: RunConfig, manifest: Manifest) -> Iterator[TrackedRun]:
-    """Create a run for the test, and end it with the status of the block."""
+def _started(config: RunConfig, manifest: Manifest) -> TrackedRun:
+    """Create a run for the test."""
     tags = {**tags_of("find-rate"), "dataset_fingerprint": manifest.fingerprint}
     facts = dataset_facts(config.dataset.path, manifest)
     parameters = parameters_of(config, manifest)
-    run = runs.start_run(
-        chosen_experiment(config.tracking.experiment), _run_name(config), parameters, tags, dataset=facts
-    )
-    with runs.ended(run):
-        yield run
+    experiment = chosen_experiment(config.tracking.experiment)
+    return runs.start_run(experiment, _run_name(config), parameters, tags, dataset=facts)
 
 
 def _record(run: TrackedRun, test: RangeTest) -> None:

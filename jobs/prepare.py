@@ -88,9 +88,8 @@ def configured_archive(config: RunConfig) -> Archive:
     if config.archive is None:
         raise ValueError("archive is missing: set archive=bigearthnet_v2 and archive.root, or see `groundswell list`")
     settings = config.archive.model_dump(exclude={"kind"})
-    for name in ("root", "splits"):
-        if settings.get(name) is not None:
-            settings[name] = absolute_location(settings[name], f"archive.{name}: ")
+    folders = {name: settings[name] for name in ("root", "splits") if settings.get(name) is not None}
+    settings |= {name: absolute_location(folder, f"archive.{name}: ") for name, folder in folders.items()}
     return open_archive(config.archive.kind, **settings)
 
 

@@ -37,7 +37,7 @@ def execute(argv: Sequence[str]) -> int:
         if getattr(arguments, "config", None) is not None:
             read_config(arguments)  # reports a mistake before the import of Spark
         require(name, VERBS[name].needs)
-        importlib.import_module(VERBS[name].module).main(arguments, result)
+        importlib.import_module(f"jobs.{name.replace('-', '_')}").main(arguments, result)
 
     return run(name, rest, body)
 

@@ -144,8 +144,6 @@ class TrainingDisplay:
 def _epoch_line(event: EpochTrained) -> str:
     metrics = event.metrics
     parts = [f"epoch {event.epoch}/{event.epochs}: loss {metrics['train/loss']:.4f}"]
-    for name, label in _SHOWN.items():
-        if name in metrics:
-            parts.append(f"{label} {metrics[name]:.4f}")
+    parts += [f"{label} {metrics[name]:.4f}" for name, label in _SHOWN.items() if name in metrics]
     rate = metrics["speed/images_per_second"]
     return ", ".join([*parts, f"{rate:.1f} images/s"] if rate else parts)

@@ -9,12 +9,10 @@ from pipelines.machine.packages import MODEL, SCORING, SPARK, TRAINING
 
 @dataclass(frozen=True)
 class Verb:
-    """One command."""
+    """One command; the `main(arguments, result)` of its module in `jobs` is the job."""
 
     summary: str
     """Description of the verb, in a line without a full stop."""
-    module: str
-    """Module whose `main(arguments, result)` is the job."""
     reads: tuple[str, ...] = ()
     """Sections and keys of the configuration that the verb reads; other keys in `--set` are a mistake."""
     ignores: tuple[str, ...] = ()
@@ -37,14 +35,12 @@ _OF_A_WHOLE_TRAINING = (
 VERBS = {
     "prepare": Verb(
         "write a raw archive as a dataset",
-        "jobs.prepare",
         reads=("archive", "dataset", "prepare", "launch.master"),
         needs=SPARK,
     ),
-    "train": Verb("train on a dataset, one worker per Spark task", "jobs.train", reads=_TRAINED, needs=TRAINING),
+    "train": Verb("train on a dataset, one worker per Spark task", reads=_TRAINED, needs=TRAINING),
     "evaluate": Verb(
         "measure a logged model on a labelled split",
-        "jobs.evaluate",
         reads=(
             "dataset",
             "reader",
@@ -60,7 +56,6 @@ VERBS = {
     ),
     "probe": Verb(
         "fit a linear head on the frozen features of a logged model, and measure it",
-        "jobs.probe",
         reads=("dataset", "reader", "training.batch_size_per_worker", "launch", "probe", "tracking.experiment"),
         ignores=(
             "reader.name",
@@ -75,7 +70,6 @@ VERBS = {
     ),
     "score": Verb(
         "write the predictions of a logged model for a dataset or a raw archive; continues",
-        "jobs.score",
         reads=(
             "archive",
             "score",
@@ -90,18 +84,15 @@ VERBS = {
     ),
     "check": Verb(
         "check configuration, dataset, storage, tracking and cluster without training",
-        "jobs.check",
         reads=_TRAINED,
         needs=SPARK,
     ),
     "config": Verb(
         "print the resolved configuration as YAML",
-        "jobs.config",
         reads=("archive", "prepare", *_TRAINED, "score", "evaluate", "probe"),
     ),
     "schedule": Verb(
         "print and plot the learning rate without training",
-        "jobs.schedule",
         reads=(
             "dataset.path",
             "optimizer.name",  # every optimizer has its own default rate
@@ -120,7 +111,6 @@ VERBS = {
     ),
     "find-rate": Verb(
         "find a learning rate by a range test on the real global batch",
-        "jobs.find_rate",
         reads=tuple(section for section in _TRAINED if section != "schedule"),
         ignores=(
             "input.resolution_schedule",  # all steps have full images
@@ -143,7 +133,6 @@ VERBS = {
     ),
     "find-batch": Verb(
         "find the largest batch per worker that fits the memory",
-        "jobs.find_batch",
         reads=("dataset", "input", "model", "warm_start.frozen_layers", "optimizer", "exchange", "training", "launch"),
         ignores=(
             "input.resolution_schedule",  # full images need the most memory
@@ -164,26 +153,22 @@ VERBS = {
     ),
     "grid": Verb(
         "train a configuration at every cell of a grid; continues",
-        "jobs.grid",
         reads=_TRAINED,
         ignores=("training.resume_run",),  # an interrupted cell continues automatically
         needs=TRAINING,
     ),
-    "compare": Verb("compare recorded trainings: an HTML report and CSV", "jobs.compare"),
+    "compare": Verb("compare recorded trainings: an HTML report and CSV"),
     "estimate": Verb(
         "predict step time, efficiency, time and cost on more workers from measurements",
-        "jobs.estimate",
     ),
-    "sync": Verb("write to MLflow what trainings could not, as it was away", "jobs.sync"),
-    "export": Verb("log the model of a checkpoint to its run, without training", "jobs.export", needs=MODEL),
+    "sync": Verb("write to MLflow what trainings could not, as it was away"),
+    "export": Verb("log the model of a checkpoint to its run, without training", needs=MODEL),
     "list": Verb(
         "list archives, codecs, optimizers, training modes, models, configurations and metrics",
-        "jobs.list",
     ),
-    "benchmark-reader": Verb("measure how fast a dataset can be read", "jobs.benchmark_reader"),
+    "benchmark-reader": Verb("measure how fast a dataset can be read"),
     "demo": Verb(
         "generate a small archive, prepare it, train and evaluate",
-        "jobs.demo",
         reads=("archive", "prepare", *_TRAINED, "evaluate"),
         # --archive and --folder name all locations; the evaluated model is in MLflow
         ignores=("archive.root", "dataset.path", "tracking.offline"),

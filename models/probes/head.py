@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
-from models.probes.agreement import Array, SumOverRanks
+from models.probes.solvers import Array, SumOverRanks
 
 Link = Literal["softmax", "sigmoid"]
 

@@ -153,13 +153,12 @@ def _part(part: DatasetGroups, metric: str, target: float | None) -> dict[str, A
 
 
 def _curves(part: DatasetGroups, metric: str, colors: dict[int, str]) -> list[dict[str, Any]]:
-    shown = []
-    for name in dict.fromkeys((metric, "train/loss")):
-        for axis, words in _CURVES.items():
-            plot = figures.curves(part.groups, name, axis, colors)
-            if plot is not None:
-                shown.append({"title": f"{name} {words}", "plot": plot})
-    return shown
+    return [
+        {"title": f"{name} {words}", "plot": plot}
+        for name in dict.fromkeys((metric, "train/loss"))
+        for axis, words in _CURVES.items()
+        if (plot := figures.curves(part.groups, name, axis, colors)) is not None
+    ]
 
 
 def _two_widths(draw: Callable[[int], Plot]) -> dict[str, Plot]:

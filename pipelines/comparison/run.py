@@ -126,10 +126,8 @@ def compared_run(run: RecordedRun, source: str, *, epochs_kept: int | None = Non
 
 def _settings(run: RecordedRun) -> dict[str, str]:
     """Return the settings of a run. A setting that a resume changed has all its values: `0.1, 0.5 from step 16`."""
-    settings = dict(run.parameters)
-    for key, text in run.later_values.items():
-        settings[key] = f"{settings[key]}, {text}" if settings.get(key) else text
-    return settings
+    first = run.parameters
+    return {**first, **{key: ", ".join(filter(None, [first.get(key), text])) for key, text in run.later_values.items()}}
 
 
 def kept_settings(settings: Mapping[str, str]) -> dict[str, str]:

@@ -114,8 +114,8 @@ def penalty_lines(fitted: FittedHead, solver: SolverConfig) -> list[str]:
 
 def comparison_lines(metrics: Mapping[str, float], own_metrics: Mapping[str, float] | None) -> list[str]:
     """Return the test scores of a probe, beside those of the model's own head if it has the same classes."""
-    lines = [f"{'metric':<34} {'probe':>9}" + ("" if own_metrics is None else f"  {'own head':>9}")]
-    for name, value in metrics.items():
-        beside = "" if own_metrics is None else f"  {own_metrics[name]:>9.4f}"
-        lines.append(f"{f'{TEST_SPLIT}/{name}':<34} {value:>9.4f}{beside}")
-    return lines
+    beside = {name: "" if own_metrics is None else f"  {own_metrics[name]:>9.4f}" for name in metrics}
+    return [
+        f"{'metric':<34} {'probe':>9}" + ("" if own_metrics is None else f"  {'own head':>9}"),
+        *(f"{f'{TEST_SPLIT}/{name}':<34} {value:>9.4f}{beside[name]}" for name, value in metrics.items()),
+    ]

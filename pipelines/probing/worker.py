@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from conf.sections.probe import CoCoAConfig, SolverConfig
 from models.metrics import classification_scores
-from models.probes.agreement import Array
 from models.probes.head import LinearHead, Link, standardisation
-from models.probes.solvers import fit_hinge, fit_logistic
+from models.probes.solvers import Array, fit_hinge, fit_logistic
 from pipelines.launch.rank.report import StoppedOnRequest, step_done, stop_requested
 from pipelines.probing.features import Features
 from pipelines.probing.fitted import FittedHead, FittedPenalty, best_penalty, selection_metric

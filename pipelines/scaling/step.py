@@ -241,8 +241,8 @@ def _chain(codec: CodecCosts, topology: Topology, workers: int, share: float) ->
     messages = codec.messages or (("allreduce", codec.dense_bytes),)
     parts = [(_PROCESSOR, codec.encode_seconds * share)]
     for collective, size in messages:
-        parts.append((_LINK, collective_seconds(collective, size * share, workers, topology)))
-        parts.append((_PROCESSOR, codec.decode_seconds * share / len(messages)))
+        seconds = collective_seconds(collective, size * share, workers, topology)
+        parts += [(_LINK, seconds), (_PROCESSOR, codec.decode_seconds * share / len(messages))]
     return parts
 
 

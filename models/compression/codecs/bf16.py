@@ -3,8 +3,8 @@
 import tensorflow as tf
 
 from models.compression.codec import Codec
+from models.compression.codecs.fp16 import RoundingQuantiser
 from models.compression.schemes.memory import ErrorFeedback, NoMemory
-from models.compression.schemes.rounding import RoundingQuantiser
 from models.compression.schemes.scatter_gather import ScatterGather
 
 

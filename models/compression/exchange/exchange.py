@@ -63,7 +63,7 @@ class GradientExchange:
         """Recorder of the times of each bucket, as the phases `encode`, `wire` and `decode`; None: no record. It is set
         before the graph of a step is made."""
         self._built_for: list[Shape] | None = None
-        self._measure: Callable[[], tf.Tensor] | None = None
+        self._measure = tf.function(self._measured, autograph=False)
 
     def build(self, tensors: Sequence[Any]) -> None:
         """Create the state for gradients of these shapes; otherwise the first `exchange` creates it.
@@ -159,8 +159,6 @@ class GradientExchange:
 
     def measure(self) -> tf.Tensor:
         """Return the values of `metrics`, float64 `(6,)` in their order; do not wait for the exchange."""
-        if self._measure is None:
-            self._measure = tf.function(self._measured, autograph=False)
         return self._measure()
 
     def _measured(self) -> tf.Tensor:

@@ -108,8 +108,7 @@ class PushCodec:
             return [_bytes_of(arrays[0])]
         parts = []
         for array in arrays:
-            parts.append(_bytes_of(np.array([array.nbytes], _LENGTH)))
-            parts.append(_bytes_of(array))
+            parts += [_bytes_of(np.array([array.nbytes], _LENGTH)), _bytes_of(array)]
         return parts
 
     def unpack(self, indexes: Sequence[int], pushed: memoryview, *, dense: bool) -> list[NDArray[np.float32]]:

@@ -120,8 +120,9 @@ class ShardExchange:
                 names = [self._exchange.names[index] for index in indexes]
                 self._exchange.marks.add("wire", f"weights of bucket {number}", started, now([whole]), names)
             pieces = tf.split(whole, [self._elements[index] for index in indexes])
-            for index, piece in zip(indexes, pieces, strict=True):
-                wholes[index] = tf.reshape(piece, self._shapes[index])
+            wholes |= {
+                index: tf.reshape(each, self._shapes[index]) for index, each in zip(indexes, pieces, strict=True)
+            }
         return [wholes[index] for index in range(len(wholes))]
 
     def _lengths(self, indexes: Sequence[int]) -> list[int]:

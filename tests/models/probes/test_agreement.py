@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from models.probes.agreement import agreed_sum
+from models.probes.solvers import agreed_sum
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 7])

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 
 from pipelines.scaling import estimate
-from pipelines.scaling.achieved import wires_on
-from pipelines.scaling.estimate import STRONG, WEAK, Job, Row, batches_of, fastest, predict
-from pipelines.scaling.fit import Parameters, fit, resampled
+from pipelines.scaling.estimate import STRONG, WEAK, Job, Row, batches_of, csv_of, fastest, figure_of, lines_of, predict
+from pipelines.scaling.fit import Parameters, fit, resampled, wires_on
 from pipelines.scaling.measurements import Measurements
 from pipelines.scaling.named_link import NamedLink
 from pipelines.scaling.step import Topology
-from pipelines.scaling.tables import csv_of, figure_of, lines_of
 
 WORKERS = [2**power for power in range(11)]
 JOB = Job(images=10_000, epochs=3, price=2.0)

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.scaling.achieved import wires_on
-from pipelines.scaling.fit import FittedLink, fit
+from pipelines.scaling.fit import FittedLink, fit, wires_on
 from pipelines.scaling.measurements import CollectiveName, Measurements
 from pipelines.scaling.named_link import NamedLink, link_of
 from pipelines.scaling.step import Wire
