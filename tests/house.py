@@ -262,7 +262,7 @@ def class_names(files: list[Source]) -> Iterator[str]:
 def problems(project: Path) -> list[str]:
     """Everything that is found in a checkout."""
     files = sources(project)
-    checks = (sizes, circles, fragments, mode_checks, whole_configurations)
+    checks = (sizes, circles, fragments, mode_checks, whole_configurations, class_names)
     return [*maps(files, project), *phrases(files, project), *(problem for check in checks for problem in check(files))]
 
 

@@ -1,12 +1,10 @@
-"""The fitted head of a probe, and the function that the driver sends to the ranks, which imports TensorFlow there."""
+"""The fitted head of a probe, for the driver: this module imports no TensorFlow."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from conf.sections.probe import SolverConfig
 from models.probes.head import LinearHead
-from pipelines.probing.features import Features
 from pipelines.sample import Task
 
 
@@ -46,11 +44,3 @@ def best_penalty(tried: Sequence[FittedPenalty]) -> int:
     """Return the index of the penalty with the highest score; the first, and largest, one if equal."""
     scores = [-math.inf if math.isnan(each.score) else each.score for each in tried]
     return scores.index(max(scores))
-
-
-def fit(features: Features, task: Task, solver: SolverConfig, penalties: Sequence[float]) -> FittedHead:
-    """Join the ranks, and fit as `pipelines.probing.worker.fit_head` does."""
-    from pipelines.probing.worker import fit_head
-    from pipelines.training.ranks.collective import HorovodCollective
-
-    return fit_head(features, task, solver, penalties, HorovodCollective())
