@@ -7,7 +7,6 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,9 +21,10 @@ from pipelines.scoring.parts import DatasetPart, SampleBatch
 from pipelines.scoring.predict.model import ModelDescription
 from pipelines.scoring.predict.predictor import LoadSettings, Predict, load_keras, predictor, task_threads
 from pipelines.scoring.source import Source
-from pipelines.spark.connect import SentFile, send
+from pipelines.spark.connect import SentFile, sent
 from pipelines.spark.tasks import run_until_done, watched
 from pipelines.storage.folder import Location
+from pipelines.storage.inventory import complete_files
 from pipelines.storage.lock import hold
 
 _SHARE = "set probe.output to a folder on storage that all hosts mount, or a URL"
@@ -165,22 +165,17 @@ def extract_features(
             names = set(folder.names())
             progress(sum(part.rows for name, part in parts.items() if name in names), total)
 
-        sent = send(spark, file)
-        try:
-            with watched(look, name="groundswell-probe-progress"):
-                found |= run_until_done(
-                    spark,
-                    {name: part for name, part in parts.items() if name not in found},
-                    Extractor(model, sent, folder, batch_size, threads).extract,
-                    finished=partial(_finished, folder, parts),
-                    say=say,
-                    job="probe",
-                    folder=folder,
-                    less_memory="a smaller training.batch_size_per_worker",
-                )
-        finally:
-            with suppress(Exception):  # the JVM may have died; other calls report that
-                sent.destroy()
+        with sent(spark, file) as weights, watched(look, name="groundswell-probe-progress"):
+            found |= run_until_done(
+                spark,
+                {name: part for name, part in parts.items() if name not in found},
+                Extractor(model, weights, folder, batch_size, threads).extract,
+                finished=partial(_finished, folder, parts),
+                say=say,
+                job="probe",
+                folder=folder,
+                less_memory="a smaller training.batch_size_per_worker",
+            )
         if problems := [each.problem for each in found.values() if each.problem]:
             raise ValueError(problems[0])
         files = [each.file for name in parts if (each := found[name]).file is not None]
@@ -206,8 +201,8 @@ def _finished(folder: Location, parts: dict[str, DatasetPart], files: list[str])
 
 
 def _check_seen(folder: Location, files: list[FeatureFile]) -> None:
-    sizes = {name: size for name, _, size in folder.entries()}
-    missing = [file.file for file in files if sizes.get(file.file) != file.size]
+    whole = complete_files(folder, {file.file: file.size for file in files})
+    missing = [file.file for file in files if file.file not in whole]
     if missing:
         raise RuntimeError(f"an executor has written {missing[0]}, which the driver does not see in {folder}: {_SHARE}")
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.scoring.predict.model import ModelDescription
 from pipelines.storage.folder import Location
+from pipelines.storage.inventory import complete_files
 
 FILE_NAME = "features.json"
 FORMAT_VERSION = 1
@@ -147,8 +148,7 @@ def find_features(folder: Location, identity: Identity, files: Collection[str]) 
         return None
     if not is_same or {file.file for file in found.files} != {*files}:
         return None
-    sizes = {name: size for name, _, size in folder.entries()}
-    return found if all(sizes.get(file.file) == file.size for file in found.files) else None
+    return found if complete_files(folder, {file.file: file.size for file in found.files}) == {*files} else None
 
 
 def finish(folder: Location, identity: Identity, files: Sequence[FeatureFile]) -> Features:

@@ -1,7 +1,7 @@
 """Computes predictions of samples in one Spark job that may be killed at any time and started again."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from html import escape
@@ -41,7 +41,7 @@ from pipelines.scoring.predict.convert import Reference
 from pipelines.scoring.predict.model import ModelDescription, check_fits
 from pipelines.scoring.predict.processor import Runtime, why_unusable
 from pipelines.scoring.source import DATASET, Source
-from pipelines.spark.connect import SentFile, send
+from pipelines.spark.connect import sent
 from pipelines.spark.tasks import is_local_mode, run_until_done, watched
 from pipelines.storage.disk_errors import disk_errors
 from pipelines.storage.folder import Location, StorageError
@@ -332,13 +332,13 @@ def _write(
     # In local mode the executor is this machine: if it can run the converted model, Keras is not needed.
     takes_keras = converted is None or not is_local_mode(spark) or why_unusable(settings.runtime) is not None
     with (
-        _sent(spark, file if takes_keras else b"") as sent,
-        _sent(spark, b"" if converted is None else converted.file) as sent_converted,
+        sent(spark, file if takes_keras else b"") as weights,
+        sent(spark, b"" if converted is None else converted.file) as sent_converted,
         watched(_Progress(source.parts, output, found, progress).look, name="groundswell-score-progress"),
     ):
         scorer = Scorer(
             model,
-            sent,
+            weights,
             settings.runtime,
             None if converted is None else sent_converted,
             "" if converted is None else converted.digest,
@@ -361,17 +361,6 @@ def _write(
 
 def _score_part(scorer: Scorer, item: tuple[Part, WrittenPart | None]) -> WrittenPart:
     return scorer.write(*item)
-
-
-@contextmanager
-def _sent(spark: SparkSession, file: bytes) -> Iterator[SentFile]:
-    """Send a file once to each executor, also to those that cannot reach MLflow."""
-    sent = send(spark, file)
-    try:
-        yield sent
-    finally:
-        with suppress(Exception):  # the JVM may have died; its user has reported that
-            sent.destroy()
 
 
 def _scored(parts: list[WrittenPart], source: Source, output: Location, *, new: int) -> Scored:

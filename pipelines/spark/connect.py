@@ -7,6 +7,7 @@ import hashlib
 import pickle
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -40,14 +41,25 @@ def is_connect(spark: object) -> bool:
 def send(spark: SparkSession, content: bytes) -> SentFile:
     """Send bytes once to every executor that asks for them."""
     if not is_connect(spark):
-        sent: SentFile = spark.sparkContext.broadcast(content)
-        return sent
+        broadcast: SentFile = spark.sparkContext.broadcast(content)
+        return broadcast
     name = f"groundswell-{hashlib.sha256(content).hexdigest()}"
     with tempfile.TemporaryDirectory(prefix="groundswell-") as folder:
         path = Path(folder, name)
         path.write_bytes(content)
         spark.addArtifacts(str(path), file=True)
     return _Artifact(name)
+
+
+@contextmanager
+def sent(spark: SparkSession, content: bytes) -> Iterator[SentFile]:
+    """Send bytes once to every executor that asks for them, and remove them when the block ends."""
+    file = send(spark, content)
+    try:
+        yield file
+    finally:
+        with suppress(Exception):  # the JVM may have died; the block has reported that
+            file.destroy()
 
 
 @dataclass(frozen=True)
@@ -66,8 +78,8 @@ class _Artifact:
 
 def call_each(spark: SparkSession, items: Sequence[_Item], function: Callable[[_Item], _Value]) -> list[_Value]:
     """Call a function for every item on a session of Spark Connect, each in its own partition."""
-    sent = [(number, cloudpickle.dumps(item)) for number, item in enumerate(items)]
-    frame = spark.createDataFrame(sent, "number long, item binary").repartitionByRange(len(items), "number")
+    pickled = [(number, cloudpickle.dumps(item)) for number, item in enumerate(items)]
+    frame = spark.createDataFrame(pickled, "number long, item binary").repartitionByRange(len(items), "number")
 
     def call(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -11,7 +11,8 @@ from typing import Literal
 
 from pipelines.dataset.format.manifest import FILE_NAME, Manifest
 from pipelines.storage.folder import Location
-from pipelines.storage.lease import LEASE_PREFIX, PROGRESS_FOLDER
+from pipelines.storage.inventory import final_name, progress_pattern, refuse_foreign
+from pipelines.storage.lease import PROGRESS_FOLDER
 
 REJECTED_FILE = "_rejected.parquet"
 """List of bad records. Readers that search folders for Parquet files skip names with a leading underscore."""
@@ -19,15 +20,12 @@ REPORT_FILE = "report.html"
 INDEX_FILE = "_index.parquet"
 NOTES_FILE = "_notes.json.gz"
 PETASTORM_FILE = "_common_metadata"
-MARK_FILE = f"{PROGRESS_FOLDER}/plan.json"
 
 _TOP = (FILE_NAME, REPORT_FILE, REJECTED_FILE, INDEX_FILE, NOTES_FILE)
 _SHARD = r"part-[0-9]{5,}\.parquet"
 _EARLIER = ".earlier"
 _NOTE = rf"[^/]+-{_SHARD}({re.escape(_EARLIER)})?\.json"
-_PROGRESS = rf"{PROGRESS_FOLDER}/(plan\.json|{_NOTE}|{LEASE_PREFIX}[0-9a-f]{{32}}\.json)"
-# `Location.new_file` writes to this name before the file gets its own; a killed attempt leaves it behind.
-_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}")
+_PROGRESS = progress_pattern(_NOTE)
 _REMOVED_AT_ONCE = 16
 
 
@@ -74,7 +72,7 @@ def files_of_unfinished(folder: Location, splits: Collection[str]) -> list[str]:
 
 def is_progress(name: str) -> bool:
     """Return whether a file, by its path in the dataset, exists only while a job runs."""
-    return bool(re.fullmatch(_PROGRESS, _final_name(name)))
+    return bool(re.fullmatch(_PROGRESS, final_name(name)))
 
 
 def _is_of_any(name: str) -> bool:
@@ -83,21 +81,11 @@ def _is_of_any(name: str) -> bool:
 
 def _own_files(folder: Location, is_ours: Callable[[str], bool]) -> list[str]:
     names = sorted(folder.files())
-    foreign = [name for name in names if not is_ours(_final_name(name))]
-    if foreign:
-        more = f" and {len(foreign) - 1} more files" if len(foreign) > 1 else ""
-        raise ValueError(
-            f"{folder} holds {foreign[0]}{more}, which {'are' if more else 'is'} not part of the dataset: "
-            "move what is yours elsewhere, or choose another dataset.path; nothing was removed"
-        )
+    advice = (
+        "not part of the dataset: move what is yours elsewhere, or choose another dataset.path; nothing was removed"
+    )
+    refuse_foreign(str(folder), names, is_ours, advice)
     return names
-
-
-def _final_name(name: str) -> str:
-    """Return the name that a file gets when it is complete."""
-    path = PurePosixPath(name)
-    match = _TEMPORARY.fullmatch(path.name)
-    return str(path.with_name(match[1])) if match else name
 
 
 def remove_files(folder: Location, names: Iterable[str], *, last: Collection[str] = ()) -> None:

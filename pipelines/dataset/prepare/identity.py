@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipelines.archives.archive import ArchiveDescription
+from pipelines.storage.inventory import differences
 
 Value = int | str | list[str] | None
 _INDEX = "index"
@@ -38,11 +39,7 @@ class Identity:
 
     def differences(self, wanted: "Identity") -> list[str]:
         """Name the settings that differ; a setting that is unknown here does not count."""
-        return [
-            f"{name} {self.settings[name]} there, {value} asked for"
-            for name, value in wanted.settings.items()
-            if self.settings.get(name, value) != value
-        ]
+        return differences({**wanted.settings, **self.settings}, wanted.settings)
 
 
 def describe(description: ArchiveDescription, read_settings: Mapping[str, int | str | None]) -> dict[str, Value]:

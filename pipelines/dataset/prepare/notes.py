@@ -6,10 +6,7 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from pipelines.dataset.format.files import NOTES_FILE, note_name
@@ -17,9 +14,7 @@ from pipelines.dataset.format.manifest import Shard
 from pipelines.dataset.format.statistics import BandSums
 from pipelines.dataset.prepare.identity import Identity
 from pipelines.storage.folder import Location
-from pipelines.storage.lease import PROGRESS_FOLDER
-
-_READ_AT_ONCE = 16
+from pipelines.storage.inventory import read_marker, read_markers
 
 
 @dataclass(frozen=True)
@@ -48,35 +43,21 @@ def write_earlier_note(written: WrittenShard, samples: bytes, dataset: Location)
 
 def read_note(shard: str, dataset: Location) -> WrittenShard | None:
     """Read the marker of one shard; None if it is missing or damaged."""
-    try:
-        return _written(json.loads(dataset.read(note_name(shard))))
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None
+    return read_marker(dataset, note_name(shard), _read)
 
 
 def read_notes(dataset: Location, shards: Iterable[str]) -> dict[str, WrittenShard]:
     """Read the markers of these shards, as far as they exist."""
-    noted = _noted(dataset)
-    candidates = [shard for shard in shards if note_name(shard) in noted]
-    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
-        notes = pool.map(partial(read_note, dataset=dataset), candidates)
-        return {shard: note for shard, note in zip(candidates, notes, strict=True) if note is not None}
+    return read_markers(dataset, {shard: note_name(shard) for shard in shards}, _read)
 
 
 def read_earlier_notes(dataset: Location, shards: Iterable[str]) -> dict[str, tuple[WrittenShard, bytes]]:
     """Read the results of `write_earlier_note`: the content of each shard, and its samples."""
-    noted, found = _noted(dataset), {}
-    for shard in shards:
-        name = note_name(shard, earlier=True)
-        if name in noted:
-            with suppress(FileNotFoundError, ValueError, KeyError, TypeError):  # a damaged marker
-                values = json.loads(dataset.read(name))
-                found[shard] = _written(values), base64.b64decode(values["samples"])
-    return found
 
+    def read(content: bytes) -> tuple[WrittenShard, bytes]:
+        return _read(content), base64.b64decode(json.loads(content)["samples"])
 
-def _noted(dataset: Location) -> set[str]:
-    return {f"{PROGRESS_FOLDER}/{name}" for name in dataset.names(PROGRESS_FOLDER)}
+    return read_markers(dataset, {shard: note_name(shard, earlier=True) for shard in shards}, read)
 
 
 def write_all_notes(identity: Identity, shards: Iterable[WrittenShard], dataset: Location) -> None:
@@ -89,7 +70,7 @@ def read_all_notes(dataset: Location) -> tuple[Identity, dict[str, WrittenShard]
     """Read the result of `write_all_notes`: identity, and markers by shard; None if it is lost or damaged."""
     try:
         identity, *lines = gzip.decompress(dataset.read(NOTES_FILE)).decode().split("\n")
-        notes = [_written(json.loads(line)) for line in lines]
+        notes = [_read(line) for line in lines]
         return Identity.from_json(json.loads(identity)), {written.shard.file: written for written in notes}
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
         return None
@@ -135,7 +116,8 @@ def _values(written: WrittenShard) -> dict[str, Any]:
     }
 
 
-def _written(values: dict[str, Any]) -> WrittenShard:
+def _read(content: str | bytes) -> WrittenShard:
+    values = json.loads(content)
     sums = {
         name: BandSums(
             value["count"],

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from pipelines.dataset.format.files import (
-    MARK_FILE,
     files_of_finished,
     files_of_unfinished,
     is_progress,
@@ -26,7 +25,8 @@ from pipelines.dataset.prepare.identity import Identity
 from pipelines.dataset.prepare.swap import swap_folders
 from pipelines.machine.proc import is_mount_point
 from pipelines.storage.folder import Location
-from pipelines.storage.lease import LEASE_PREFIX, PROGRESS_FOLDER
+from pipelines.storage.inventory import MARK_FILE, is_lease, markers_in
+from pipelines.storage.lease import PROGRESS_FOLDER
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def discard(staging: Location, mark: Mark) -> None:
     Raises:
         ValueError: The folder holds a file that is not ours; nothing is removed.
     """
-    names = [name for name in files_of_unfinished(staging, mark.splits) if not _is_lease(name)]
+    names = [name for name in files_of_unfinished(staging, mark.splits) if not is_lease(name)]
     _remove_in_place(staging, mark, names)
     remove_files(staging, [MARK_FILE])
     remove_empty(staging)
@@ -93,7 +93,7 @@ def remove_finished(dataset: Location, manifest: Manifest, identity: Identity, s
     Raises:
         ValueError: The folder holds a file that is not ours; nothing is removed.
     """
-    names = [name for name in files_of_finished(dataset, manifest) if not _is_lease(name)]
+    names = [name for name in files_of_finished(dataset, manifest) if not is_lease(name)]
     _remove_in_place(dataset, Mark(identity, splits), names)
 
 
@@ -194,8 +194,9 @@ def clean_up(dataset: Location) -> None:
             if old.exists(FILE_NAME) and _digest(old) == mark.replaced:
                 remove_files(old, files_of_finished(old, read_manifest(old)), last=[FILE_NAME])
             remove_empty(old)
-    names = [f"{PROGRESS_FOLDER}/{name}" for name in dataset.names(PROGRESS_FOLDER)]
-    remove_files(dataset, [name for name in names if is_progress(name) and not _is_lease(name)], last=[MARK_FILE])
+    remove_files(
+        dataset, [name for name in markers_in(dataset) if is_progress(name) and not is_lease(name)], last=[MARK_FILE]
+    )
 
 
 def _aside(dataset: Location) -> Path:
@@ -205,7 +206,3 @@ def _aside(dataset: Location) -> Path:
 
 def _digest(dataset: Location) -> str:
     return hashlib.sha256(dataset.read(FILE_NAME)).hexdigest()
-
-
-def _is_lease(name: str) -> bool:
-    return name.startswith(f"{PROGRESS_FOLDER}/{LEASE_PREFIX}")

@@ -14,7 +14,7 @@ from pipelines.archives.archive import (
     BadRecordError,
     read_sample,
 )
-from pipelines.dataset.format.files import MARK_FILE, is_progress
+from pipelines.dataset.format.files import is_progress
 from pipelines.dataset.format.manifest import FILE_NAME, Manifest, read_manifest
 from pipelines.dataset.prepare.identity import Identity, describe
 from pipelines.dataset.prepare.index import compare, index_digest, keep_known, read_index
@@ -22,6 +22,7 @@ from pipelines.dataset.prepare.notes import WrittenShard, read_all_notes, read_e
 from pipelines.dataset.prepare.shard import ShardPlan
 from pipelines.dataset.prepare.staging import read_mark, staging_of
 from pipelines.storage.folder import Location
+from pipelines.storage.inventory import MARK_FILE
 from pipelines.storage.locations import is_url
 
 Plans = dict[str, list[ShardPlan]]

@@ -7,10 +7,7 @@ folder without it is not finished. The process may be killed after every step.
 import json
 import re
 from collections.abc import Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import partial
-from pathlib import PurePosixPath
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +16,18 @@ from pydantic import TypeAdapter
 
 from pipelines.archives.archive import REJECTED_SCHEMA
 from pipelines.storage.folder import Location
-from pipelines.storage.lease import LEASE_PREFIX, PROGRESS_FOLDER
+from pipelines.storage.inventory import (
+    MARK_FILE,
+    complete_files,
+    differences,
+    final_name,
+    is_lease,
+    markers_in,
+    progress_pattern,
+    read_markers,
+    refuse_foreign,
+)
+from pipelines.storage.lease import PROGRESS_FOLDER
 
 FILE_NAME = "predictions.json"
 REJECTED_FILE = "_rejected.parquet"
@@ -27,20 +35,15 @@ REJECTED_FILE = "_rejected.parquet"
 FORMAT_VERSION = 1
 NOT_FINITE = "probabilities are not finite"
 """Reason of a rejected sample that was readable."""
-_MARK_FILE = f"{PROGRESS_FOLDER}/plan.json"
 CONVERTED_FILE, ACCEPTANCE_FILE = "_converted_model.zip", "_converted_model.json"
 """The model that OpenVINO runs, and its comparison with Keras: a job that continues uses the same model."""
 DELTA_LOG_FILE = "_delta_log/00000000000000000000.json"
 """The first and only version of the predictions' Delta table, if the user asked for one."""
 _REJECTED_SCHEMA = REJECTED_SCHEMA.append(pa.field("part", pa.string(), nullable=False))
-_NAMES = re.compile(
-    rf"{re.escape(FILE_NAME)}|{REJECTED_FILE}|{re.escape(DELTA_LOG_FILE)}|{CONVERTED_FILE}|{ACCEPTANCE_FILE}|[^/_][^/]*-part-[0-9]{{5,}}\.parquet|"
-    rf"{PROGRESS_FOLDER}/(plan\.json|[^/]+\.parquet\.json|{LEASE_PREFIX}[0-9a-f]{{32}}\.json)"
-)
 _TOP = (FILE_NAME, REJECTED_FILE, CONVERTED_FILE, ACCEPTANCE_FILE, DELTA_LOG_FILE)
-_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}")  # of `Location.new_file`; a killed attempt leaves it behind
+_PART = r"[^/_][^/]*-part-[0-9]{5,}\.parquet"
+_NAMES = re.compile("|".join([*map(re.escape, _TOP), _PART, progress_pattern(r"[^/]+\.parquet\.json")]))
 _EARLIER = "earlier-"
-_AT_ONCE = 16
 
 Identity = dict[str, Any]
 """Values that decide the predictions: model, input and settings."""
@@ -88,9 +91,9 @@ def write_note(part: WrittenPart, output: Location, *, earlier: bool = False) ->
 
 def remove_notes(output: Location, files: Collection[str]) -> None:
     """Remove the markers of parts that are no longer finished."""
-    noted = set(output.names(PROGRESS_FOLDER))
+    noted = markers_in(output)
     for file in files:
-        if PurePosixPath(note_name(file)).name in noted:
+        if note_name(file) in noted:
             output.remove(note_name(file))
 
 
@@ -102,16 +105,11 @@ def check_ours(output: Location) -> None:
     """
     if output.is_local and output.path.exists() and not output.path.is_dir():
         raise ValueError(f"--output {output} is a file: give a folder")
-    foreign = [name for name in sorted(output.files()) if not _NAMES.fullmatch(_final_name(name))]
-    if foreign:
-        more = f" and {len(foreign) - 1} more files" if len(foreign) > 1 else ""
-        raise ValueError(
-            f"--output {output} holds {foreign[0]}{more}, which {'are' if more else 'is'} no predictions: choose an "
-            "empty or new folder"
-        )
-    names = set(output.files())
-    parts = [name for name in sorted(names) if not name.startswith(f"{PROGRESS_FOLDER}/")]
-    if parts and not names & {FILE_NAME, _MARK_FILE}:
+    names = sorted(output.files())
+    advice = "no predictions: choose an empty or new folder"
+    refuse_foreign(f"--output {output}", names, lambda name: bool(_NAMES.fullmatch(name)), advice)
+    parts = [name for name in names if not name.startswith(f"{PROGRESS_FOLDER}/")]
+    if parts and not {FILE_NAME, MARK_FILE} & {*names}:
         raise ValueError(
             f"--output {output} holds {parts[0]} and no {FILE_NAME}, which would name the model of its "
             "predictions: choose an empty or new folder"
@@ -124,7 +122,7 @@ def read_identity(output: Location) -> Identity | None:
     Raises:
         ValueError: Their description is damaged.
     """
-    for name in (FILE_NAME, _MARK_FILE):
+    for name in (FILE_NAME, MARK_FILE):
         try:
             identity: Identity = json.loads(output.read(name))["identity"]
             return identity
@@ -141,21 +139,15 @@ def refuse_another(existing: Identity, identity: Identity, output: Location) -> 
     Raises:
         ValueError: They differ; the message names the differences.
     """
-    differences = [
-        f"{name} {existing.get(name)} there, {value} asked for"
-        for name, value in identity.items()
-        if existing.get(name) != value
-    ]
-    if differences:
-        raise ValueError(
-            f"--output {output} holds other predictions ({'; '.join(differences)}): choose another --output"
-        )
+    found = differences(existing, identity)
+    if found:
+        raise ValueError(f"--output {output} holds other predictions ({'; '.join(found)}): choose another --output")
 
 
 def begin(output: Location, identity: Identity) -> None:
     """Mark a folder as ours before anything else is written to it."""
     output.make(PROGRESS_FOLDER)
-    output.write(_MARK_FILE, json.dumps({"identity": identity}).encode())
+    output.write(MARK_FILE, json.dumps({"identity": identity}).encode())
 
 
 def is_complete(output: Location, files: Collection[str]) -> bool:
@@ -176,26 +168,15 @@ def find_earlier(output: Location, files: Collection[str]) -> dict[str, WrittenP
 
 
 def _notes(output: Location, files: Collection[str], *, earlier: bool = False) -> list[WrittenPart]:
-    noted = {f"{PROGRESS_FOLDER}/{name}" for name in output.names(PROGRESS_FOLDER)}
-    candidates = [file for file in files if note_name(file, earlier=earlier) in noted]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        notes = pool.map(partial(read_note, output, earlier=earlier), candidates)
-        return [note for note in notes if note is not None]
+    markers = {file: note_name(file, earlier=earlier) for file in files}
+    return [*read_markers(output, markers, _WRITTEN_PART.validate_json).values()]
 
 
 def _whole(parts: Iterable[WrittenPart], output: Location, files: Collection[str]) -> dict[str, WrittenPart]:
     """Return the parts whose file has the recorded size; of two with the same file, the later one."""
-    sizes = {name: size for name, is_folder, size in output.entries() if not is_folder}
-    found = {part.file: part for part in parts}
-    return {file: part for file, part in found.items() if file in files and sizes.get(file) == part.size}
-
-
-def read_note(output: Location, file: str, *, earlier: bool = False) -> WrittenPart | None:
-    """Read the marker of one part; None if it is missing or damaged."""
-    try:
-        return _WRITTEN_PART.validate_json(output.read(note_name(file, earlier=earlier)))
-    except (FileNotFoundError, ValueError):
-        return None
+    found = {part.file: part for part in parts if part.file in files}
+    whole = complete_files(output, {file: part.size for file, part in found.items()})
+    return {file: part for file, part in found.items() if file in whole}
 
 
 def _of_manifest(output: Location) -> list[WrittenPart]:
@@ -260,15 +241,8 @@ def _described(part: WrittenPart) -> dict[str, Any]:
 def clean_up(output: Location, files: Collection[str]) -> None:
     """Remove the files that only a running job needs, and those that killed attempts left."""
     for name in output.files():
-        is_note = name.startswith(f"{PROGRESS_FOLDER}/") and not PurePosixPath(name).name.startswith(LEASE_PREFIX)
-        if is_note or (_final_name(name) != name and _final_name(name) in {*files, *_TOP}):
+        is_note = name.startswith(f"{PROGRESS_FOLDER}/") and not is_lease(name)
+        if is_note or (final_name(name) != name and final_name(name) in {*files, *_TOP}):
             output.remove(name)
     if output.is_local and not output.names(PROGRESS_FOLDER):
         output.remove(PROGRESS_FOLDER)
-
-
-def _final_name(name: str) -> str:
-    """Return the name that a file gets when it is complete."""
-    path = PurePosixPath(name)
-    match = _TEMPORARY.fullmatch(path.name)
-    return str(path.with_name(match[1])) if match else name

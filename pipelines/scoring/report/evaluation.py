@@ -29,7 +29,7 @@ from pipelines.scoring.predict.model import DEFAULT_THRESHOLD, ModelDescription
 from pipelines.scoring.predict.predictor import LoadSettings, load_keras, predictor, task_threads
 from pipelines.scoring.predict.symmetries import Symmetries, averaged
 from pipelines.scoring.source import Source
-from pipelines.spark.connect import SentFile, send
+from pipelines.spark.connect import SentFile, sent
 from pipelines.spark.tasks import run_tasks
 from pipelines.storage.folder import Location
 
@@ -150,20 +150,17 @@ def collect_scores(
         ValueError: A row is damaged, or the model returns numbers that are not finite; the message names a sample.
         RuntimeError: Spark gave up.
     """
-    sent = send(spark, file)
-    try:
+    with sent(spark, file) as weights:
         found = run_tasks(
             spark,
             list(source.parts),
-            _Collector(model, sent, batch_size, threads, symmetries).collect,
+            _Collector(model, weights, batch_size, threads, symmetries).collect,
             job="evaluate",
             folder=Location.at(source.where),
             files=[part.file for part in source.parts],
             less_memory="a smaller training.batch_size_per_worker",
             writes=False,
         )
-    finally:
-        sent.destroy()
     rejected = [row for *_, rows in found for row in rows]
     if rejected:
         raise ValueError(rejected[0]["detail"] or f"{rejected[0]['file']}: {rejected[0]['reason']}")
