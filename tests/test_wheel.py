@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.dataset.format.manifest import read_manifest
-from pipelines.dataset.format.petastorm_schema import UNISCHEMA_KEY, pickled_schema
+from pipelines.dataset.format.petastorm import UNISCHEMA_KEY, pickled_schema
 from tests.patience import patient
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]

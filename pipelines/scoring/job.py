@@ -13,7 +13,6 @@ from conf.sections.score import ScoreConfig
 from pipelines.dataset.format.files import relation
 from pipelines.dataset.prepare.notes import check_rejected, count_reasons
 from pipelines.scoring.output.delta import write_delta_log
-from pipelines.scoring.output.finished import outdated_parts, read_back, was_replaced
 from pipelines.scoring.output.kept import ConvertedModel, converted_model
 from pipelines.scoring.output.output import (
     DELTA_LOG_FILE,
@@ -29,9 +28,12 @@ from pipelines.scoring.output.output import (
     finish,
     is_complete,
     note_name,
+    outdated_parts,
+    read_back,
     read_identity,
     refuse_another,
     remove_notes,
+    was_replaced,
     write_note,
     write_rejected,
 )

@@ -37,7 +37,7 @@ from pipelines.archives.images.class_folders import (
     rejection,
     samples_table,
 )
-from pipelines.archives.pixels.multiband_geotiff import read_bands
+from pipelines.archives.pixels.geotiff import read_bands
 from pipelines.archives.pixels.rgb_image import read_rgb
 from pipelines.archives.stratified import check_split, stratified_split
 from pipelines.sample import SPLITS, ImageGroup

@@ -1,4 +1,4 @@
-"""Reads one band of one sample: a GeoTIFF with a single band."""
+"""Reads one band or all bands of one sample from a GeoTIFF file."""
 
 import errno
 import os
@@ -6,7 +6,9 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import rasterio
@@ -63,6 +65,29 @@ def read_band_into(path: str, out: NDArray[np.generic], *, locate: bool = True) 
         learn(data, pixels, georeference)
     out[...] = pixels
     return georeference if locate else None
+
+
+def read_bands(path: str | PathLike[str], out: NDArray[Any]) -> Georeference | None:
+    """Read all bands of one file into `out`, `(height, width, bands)`, exactly as stored.
+
+    Args:
+        path: Path or URL of a GeoTIFF file.
+        out: Array with the file's expected size, number of bands and dtype; after an error its content is undefined.
+
+    Returns:
+        Location of the image, see `read_band_into`.
+
+    Raises:
+        BadRecordError: The file is missing, truncated or no GeoTIFF, lacks blocks of pixels, has several pages, or
+            another size, dtype or number of bands.
+    """
+    path = str(path)
+    remote = whole_remote(path)
+    with open_with_gdal(path, remote) as source:
+        _check_bands(path, source, out)
+        out[...] = np.moveaxis(source.read(), 0, -1)
+        check_blocks(path, source, remote)
+        return georeference_of(source)
 
 
 def read_file(path: str, limit: int) -> bytes:
@@ -170,4 +195,15 @@ def _check_profile(path: str, source: rasterio.DatasetReader, shape: tuple[int, 
         raise BadRecordError(path, "wrong size", f"{source.shape} pixels (height, width), expected {shape}")
     if source.dtypes[0] != dtype:
         raise BadRecordError(path, "wrong dtype", f"{source.dtypes[0]}, expected {dtype}")
+    check_block_size(path, source)
+
+
+def _check_bands(path: str, source: rasterio.DatasetReader, out: NDArray[Any]) -> None:
+    check_one_page(path, source)
+    if source.count != out.shape[2]:
+        raise BadRecordError(path, "wrong number of bands", f"{source.count}, expected {out.shape[2]}")
+    if source.shape != out.shape[:2]:
+        raise BadRecordError(path, "wrong size", f"{source.shape} pixels (height, width), expected {out.shape[:2]}")
+    if set(source.dtypes) != {out.dtype.name}:
+        raise BadRecordError(path, "wrong dtype", f"{', '.join(sorted(set(source.dtypes)))}, expected {out.dtype}")
     check_block_size(path, source)

@@ -5,6 +5,8 @@ where folders cannot be renamed, it is written in place, and `dataset.json` make
 killed after every step: the next run finds out from the mark how far it was.
 """
 
+import ctypes
+import errno
 import hashlib
 import json
 import os
@@ -22,11 +24,14 @@ from pipelines.dataset.format.files import (
 )
 from pipelines.dataset.format.manifest import FILE_NAME, Manifest, is_inside, read_manifest, write_manifest
 from pipelines.dataset.prepare.identity import Identity
-from pipelines.dataset.prepare.swap import swap_folders
 from pipelines.machine.proc import is_mount_point
 from pipelines.storage.folder import Location
 from pipelines.storage.inventory import MARK_FILE, is_lease, markers_in
 from pipelines.storage.lease import PROGRESS_FOLDER
+
+_AT_CURRENT_FOLDER = -100
+_RENAME_EXCHANGE = 2
+_UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 
 
 @dataclass(frozen=True)
@@ -173,6 +178,38 @@ def finish(
         else:
             staging.path.rename(dataset.path)
     clean_up(dataset)
+
+
+def swap_folders(first: Path, second: Path, aside: Path) -> None:
+    """Exchange two folders; if the file system cannot, move `second` to `aside` and give its name to `first`.
+
+    Args:
+        first: One folder.
+        second: The other.
+        aside: A free name in the folder of `second`.
+
+    Raises:
+        OSError: The folders cannot be renamed.
+
+    Source: renameat2(2) of Linux, flag RENAME_EXCHANGE.
+    """
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:  # another C library
+        _rename_both(first, second, aside)
+        return
+    paths = os.fsencode(first), os.fsencode(second)
+    if rename(_AT_CURRENT_FOLDER, paths[0], _AT_CURRENT_FOLDER, paths[1], _RENAME_EXCHANGE) == 0:
+        return
+    number = ctypes.get_errno()
+    if number not in _UNSUPPORTED:
+        raise OSError(number, os.strerror(number), str(first), None, str(second))
+    _rename_both(first, second, aside)
+
+
+def _rename_both(first: Path, second: Path, aside: Path) -> None:
+    second.rename(aside)
+    first.rename(second)
 
 
 def put_back(dataset: Location) -> None:

@@ -24,7 +24,7 @@ from pipelines.dataset.format.files import (
     remove_files,
 )
 from pipelines.dataset.format.manifest import FILE_NAME, FORMAT_VERSION, Manifest, Shard
-from pipelines.dataset.format.petastorm_metadata import write_petastorm_metadata
+from pipelines.dataset.format.petastorm import write_petastorm_metadata
 from pipelines.dataset.format.rows import Fields, fixed_fields
 from pipelines.dataset.format.statistics import BandSums
 from pipelines.dataset.prepare.identity import Identity, describe

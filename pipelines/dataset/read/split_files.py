@@ -1,8 +1,10 @@
 """The files of one split, opened in place or read through the cache."""
 
+import os
+import resource
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from pipelines.dataset.format.layout import LayoutError, RowGroup, open_row_grou
 from pipelines.dataset.format.manifest import Manifest, Shard
 from pipelines.dataset.format.rows import Fields, fixed_fields
 from pipelines.dataset.read.cache import RowGroupCache
-from pipelines.dataset.read.mapping import is_wise
+from pipelines.machine.proc import host_memory
 from pipelines.storage.folder import Location
 
 REPAIR = "the same `groundswell prepare` command writes this shard again"
@@ -22,6 +24,8 @@ REPAIR = "the same `groundswell prepare` command writes this shard again"
 REPAIR_VERIFIED = f"with --set prepare.verify=true {REPAIR}"
 """Remedy for damage that only reading the shard shows."""
 _OPENING_THREADS = 16
+_MOST_MAPS = 10_000
+"""The kernel allows 65,530 maps in a process, and other parts of it need maps too."""
 
 
 class SplitFiles:
@@ -37,7 +41,7 @@ class SplitFiles:
             manifest: The dataset's manifest.
             split: Name of the split.
             checksums: Whether the caller compares the rows' checksums.
-            mapped: Whether to copy rows in memory from maps of the files, if `mapping.is_wise` allows it.
+            mapped: Whether to copy rows in memory from maps of the files, if `is_mapping_wise` allows it.
 
         Raises:
             FileNotFoundError: A shard is missing.
@@ -55,7 +59,7 @@ class SplitFiles:
         self.group_rows = [shard.row_groups[group] for shard, group in self._places]
         """Number of rows of every row group, in reading order."""
         # In the cache each row group is one file.
-        self._mapped = mapped and is_wise(self.row_bytes * sum(self.group_rows), len(self._places))
+        self._mapped = mapped and is_mapping_wise(self.row_bytes * sum(self.group_rows), len(self._places))
         with ThreadPoolExecutor(_OPENING_THREADS) as pool:
             opened = list(pool.map(self._open, self.shards))
         self._opened: list[RowGroup | None] = [group for groups in opened for group in groups]
@@ -198,3 +202,21 @@ class SplitFiles:
             while sum(self.group_rows[open_] for open_ in self._cached) * self.row_bytes > self._cache.limit_bytes:
                 self._cached.popitem(last=False)
         return group
+
+
+def is_mapping_wise(split_bytes: int, files: int, environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether rows may be copied from maps of their files; otherwise they are read.
+
+    Maps are used if all rows of a reader fit half of the memory. Most rows of a larger reader come from disk. The
+    kernel's tables of the maps take 2 GiB of memory for each TiB, in every process.
+
+    Args:
+        split_bytes: Size of all rows of the reader: those of a split, or of the shards that one task scores.
+        files: Largest number of files.
+        environment: Environment variables. YARN sets `CONTAINER_ID`; it kills containers with too many mapped pages.
+    """
+    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)  # `spark.executor.pyspark.memory` sets it
+    if address_space != resource.RLIM_INFINITY or "CONTAINER_ID" in environment or files > _MOST_MAPS:
+        return False
+    memory, _ = host_memory()
+    return split_bytes <= memory // 2

@@ -7,7 +7,7 @@ import rasterio
 from numpy.typing import NDArray
 
 from pipelines.archives.archive import BadRecordError, Georeference
-from pipelines.archives.pixels.multiband_geotiff import read_bands
+from pipelines.archives.pixels.geotiff import read_bands
 from tests.pipelines.archives.files import TRANSFORM, check_bad_file, random_pixels, write_geotiff
 
 

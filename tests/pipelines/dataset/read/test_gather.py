@@ -149,7 +149,7 @@ def other_file_at_descriptor(reader: SplitReader, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mapped", [True, False])
 def test_long_values_in_memory_are_copied_from_the_map(copied, tmp_path, monkeypatch, mapped):
-    monkeypatch.setattr("pipelines.dataset.read.split_files.is_wise", lambda *split: mapped)
+    monkeypatch.setattr("pipelines.dataset.read.split_files.is_mapping_wise", lambda *split: mapped)
     reader = SplitReader(copied, "train", ReaderSettings(verify="never"))
     assert (reader._files.row_group(0).file.mapping != 0) == mapped
     before = reader.gather(np.array([0]))

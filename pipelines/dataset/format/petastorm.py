@@ -1,4 +1,4 @@
-"""Petastorm's schema of a dataset in Petastorm's format, made without Petastorm.
+"""Petastorm's metadata of a split, made without Petastorm.
 
 Petastorm stores a pickle of its `Unischema` in `_common_metadata`. We only write that pickle and never read one. We
 write it instruction by instruction: Python's pickler would import the classes that it names, and packages such as
@@ -7,14 +7,19 @@ dill change its output. The bytes equal those of `pickle.dumps` for Petastorm's 
 Source: the instructions of protocol 4, Python's `pickletools` and PEP 3154.
 """
 
+import json
 import pickle
 from collections.abc import Callable, Hashable, Sequence
+from pathlib import PurePosixPath
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from pipelines.dataset.format.columns import ID_FIELD
-from pipelines.dataset.format.rows import fixed_fields
+from pipelines.dataset.format.manifest import Shard
+from pipelines.dataset.format.rows import arrow_schema, fixed_fields
 from pipelines.sample import ImageGroup
+from pipelines.storage.folder import Location
 
 UNISCHEMA_KEY = b"dataset-toolkit.unischema.v1"
 """Key in the Parquet metadata under which Petastorm looks for its schema."""
@@ -180,3 +185,20 @@ def pickled_schema(groups: Sequence[ImageGroup], class_count: int) -> bytes:
     written.instance(_UNISCHEMA, "Unischema")
     written.state({"_name": lambda: written.text("Sample"), "_fields": ordered_fields, **attributes})
     return written.data()
+
+
+def write_petastorm_metadata(
+    folder: Location, shards: Sequence[Shard], groups: Sequence[ImageGroup], class_count: int
+) -> None:
+    """Write Petastorm's schema and the row groups per file, which the writer already knows.
+
+    `petastorm.etl.materialize_dataset` would read every footer again in its own Spark job.
+    """
+    row_groups = {PurePosixPath(shard.file).name: len(shard.row_groups) for shard in shards}
+    metadata = {
+        # Petastorm's reader unpickles this value with a list of allowed classes. Our reader never reads it.
+        UNISCHEMA_KEY: pickled_schema(groups, class_count),
+        ROW_GROUPS_PER_FILE_KEY: json.dumps(row_groups).encode(),
+    }
+    with folder.new_file("_common_metadata") as path:
+        pq.write_metadata(arrow_schema(groups, class_count).with_metadata(metadata), path)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.dataset.format.petastorm_schema import ROW_GROUPS_PER_FILE_KEY, UNISCHEMA_KEY, pickled_schema
+from pipelines.dataset.format.petastorm import ROW_GROUPS_PER_FILE_KEY, UNISCHEMA_KEY, pickled_schema
 from pipelines.sample import ImageGroup
 from tests.patience import patient
 
@@ -70,8 +70,7 @@ _WITHOUT = """
 import sys
 for name in ("petastorm", "pyspark", "tensorflow", "horovod"):
     sys.modules[name] = None
-from pipelines.dataset.format.petastorm_metadata import write_petastorm_metadata
-from pipelines.dataset.format.petastorm_schema import pickled_schema
+from pipelines.dataset.format.petastorm import pickled_schema
 from pipelines.sample import ImageGroup
 group = ImageGroup("bands_10m", (120, 120, 4), "uint16", ("B02", "B03", "B04", "B08"))
 sys.stdout.buffer.write(pickled_schema([group], 19))

@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from pipelines.dataset.read.mapping import is_wise
+from pipelines.dataset.read.split_files import is_mapping_wise
 from pipelines.machine import proc
 
 GIB = 1 << 30
@@ -29,10 +29,10 @@ def memory_of_8_gib(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_few_files_are_mapped_that_fit_half_of_the_memory(
     split_bytes: int, files: int, environment: dict[str, str], expected: bool
 ) -> None:
-    assert is_wise(split_bytes, files, environment) is expected
+    assert is_mapping_wise(split_bytes, files, environment) is expected
 
 
 def test_nothing_is_mapped_where_the_address_space_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `spark.executor.pyspark.memory` limits it."""
     monkeypatch.setattr(resource, "getrlimit", lambda which: (4 * GIB, resource.RLIM_INFINITY))
-    assert not is_wise(1, 1, {})
+    assert not is_mapping_wise(1, 1, {})
