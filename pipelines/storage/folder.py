@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -214,13 +214,8 @@ class Location:
 
     def size(self, name: str = "") -> int | None:
         """Return the size of one file in bytes; None if it does not exist."""
-        try:
-            self._forget(name)
-            with self._remote_errors():
-                info = self._filesystem.info(self._full(name))
-        except _ABSENT:
-            return None
-        return int(info["size"]) if info["type"] == "file" else None
+        info = self._if_there(lambda: self._filesystem.info(self._full(name)))
+        return int(info["size"]) if info is not None and info["type"] == "file" else None
 
     def is_file(self, name: str = "") -> bool:
         """Return whether a file exists; local links are followed."""
@@ -238,17 +233,12 @@ class Location:
 
     def modified(self, name: str) -> datetime | None:
         """Return when one file was written, by the storage's clock; None if it does not exist."""
-        try:
-            self._forget(name)
-            with self._remote_errors():
-                moment: datetime = self._filesystem.modified(self._full(name))
-        except _ABSENT:
-            return None
+        moment: datetime | None = self._if_there(lambda: self._filesystem.modified(self._full(name)))
         return moment
 
     def exists(self, name: str = "") -> bool:
         """Return whether a file or folder exists; on an object store a folder exists if it has content."""
-        self._forget(name)
+        self._forget()
         with self._remote_errors():
             return bool(self._filesystem.exists(self._full(name)))
 
@@ -258,12 +248,7 @@ class Location:
 
     def entries(self, name: str = "") -> list[tuple[str, bool, int]]:
         """List a folder: name, whether it is a folder, and size in bytes of each entry; a missing folder is empty."""
-        self._forget(name)
-        try:
-            with self._remote_errors():
-                found = self._filesystem.ls(self._full(name), detail=True)
-        except _ABSENT:
-            return []
+        found = self._if_there(lambda: self._filesystem.ls(self._full(name), detail=True)) or []
         # The listing of a file contains the file itself, and an object store may hold an empty object for the folder.
         own = self._listed(name)
         return [
@@ -278,7 +263,7 @@ class Location:
         Symbolic links are listed, not followed.
         """
         if not self.is_local:
-            self._forget("")
+            self._forget()
             with self._remote_errors():
                 found = self._filesystem.find(self.url, detail=True)
             start = len(self._listed("")) + 1
@@ -291,6 +276,15 @@ class Location:
                 with suppress(FileNotFoundError):  # removed just now
                     sizes[str(path.relative_to(self.path))] = path.lstat().st_size
         return sizes
+
+    def _if_there(self, ask: Callable[[], Any]) -> Any:
+        """Return the answer of the file system; None if the file or folder does not exist."""
+        self._forget()
+        try:
+            with self._remote_errors():
+                return ask()
+        except _ABSENT:
+            return None
 
     def make(self, name: str = "") -> None:
         """Make a folder and its parents, if the storage has folders."""
@@ -339,7 +333,7 @@ class Location:
             raise OSError(errno.EIO, "what was read back differs from what was written", self._full(name))
 
     def _has_arrived(self, file: Path, name: str) -> bool:
-        self._forget(name)
+        self._forget()
         with self._remote_errors():
             info = self._filesystem.info(self._full(name))
         if info["size"] != file.stat().st_size:
@@ -364,7 +358,7 @@ class Location:
                 path.unlink(missing_ok=True)
             return
         with suppress(FileNotFoundError), self._remote_errors():
-            self._forget(name)
+            self._forget()
             full = self._full(name)
             if not glob.has_magic(full):
                 self._filesystem.rm(full, recursive=True)
@@ -390,7 +384,7 @@ class Location:
     def _is_object_store(self) -> bool:
         return self._scheme in _OBJECT_STORES
 
-    def _forget(self, name: str) -> None:
+    def _forget(self) -> None:
         """Clear the listings that fsspec caches, because other processes write here too."""
         if not self.is_local:
             self._filesystem.invalidate_cache()

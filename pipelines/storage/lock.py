@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import IO
 
 from pipelines.storage.folder import Location
 from pipelines.storage.lease import PROGRESS_FOLDER, check_held, lease
-from pipelines.storage.whole_files import NO_LOCKS
+from pipelines.storage.whole_files import NO_LOCKS, is_open_at
 
 
 def followed(folder: Location) -> Location:
@@ -88,13 +87,6 @@ def _take(path: Path, dataset: Location) -> IO[str] | None:
                 path.unlink(missing_ok=True)
                 return None
             raise
-        if _is_at(lock, path):
+        if is_open_at(lock.fileno(), path):
             return lock
         lock.close()  # the previous holder has removed the file
-
-
-def _is_at(file: IO[str], path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False

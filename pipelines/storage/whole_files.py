@@ -89,6 +89,14 @@ def write_whole(path: Path, content: bytes) -> None:
         partial.write_bytes(content)
 
 
+def is_open_at(descriptor: int, path: Path) -> bool:
+    """Return whether an open file is the one at a path: another process may have removed or replaced it."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
 def sync_to_disk(path: Path) -> None:
     """Wait until a file, or the names in a folder, are stored on the disk.
 

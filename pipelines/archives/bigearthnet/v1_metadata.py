@@ -127,10 +127,9 @@ def _read_some(
 
 
 def _read_json(path: str) -> dict[str, object]:
+    content = read_file(path, _LARGEST_JSON)
     try:
-        values = json.loads(read_file(path, _LARGEST_JSON))
-    except BadRecordError:
-        raise
+        values = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise BadRecordError(path, "malformed JSON", str(error)) from error
     return values if isinstance(values, dict) else {}

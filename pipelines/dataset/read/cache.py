@@ -21,7 +21,7 @@ from pipelines.dataset.format.columns import CHECKSUM_FIELD
 from pipelines.dataset.format.encoding import encoded, stored_checksums
 from pipelines.dataset.format.layout import PARQUET_OPTIONS, RowGroup, open_row_groups, value_bytes
 from pipelines.dataset.format.rows import Fields
-from pipelines.storage.whole_files import new_file
+from pipelines.storage.whole_files import is_open_at, new_file
 
 _LOCKS = 64
 # The folder may hold files of its user: only files with these names are read and removed.
@@ -80,7 +80,7 @@ class RowGroupCache:
         name = hashlib.sha256(key.encode()).hexdigest()
         path = self.folder / f"{name}.parquet"
         with self._lock(int(name[:8], 16) % _LOCKS):
-            if damaged is not None and _is_same_file(path, damaged):
+            if damaged is not None and is_open_at(damaged.file.descriptor, path):
                 path.unlink(missing_ok=True)
             if path.is_file():
                 try:
@@ -134,10 +134,3 @@ class RowGroupCache:
         with (self.folder / "locks" / str(number)).open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
-
-
-def _is_same_file(path: Path, group: RowGroup) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(group.file.descriptor))
-    except FileNotFoundError:
-        return False

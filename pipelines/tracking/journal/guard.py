@@ -39,7 +39,7 @@ def guarded(run: TrackedRun) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(BrokenPipeError, OSError):
+        with suppress(OSError):
             process.stdin.write(_ENDED)
             process.stdin.close()
         process.wait()
