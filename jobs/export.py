@@ -9,7 +9,6 @@ from jobs.shell import cli
 from jobs.shell.command import Result, say
 from pipelines.machine.packages import MODEL, require
 from pipelines.storage.folder import Location
-from pipelines.storage.locations import absolute_location
 from pipelines.tracking.journal.local_run import read_local_run
 from pipelines.tracking.store.store import TrackedRun, tracking_uri
 from pipelines.training.driver.held_run import held_run
@@ -59,8 +58,8 @@ def _export(folder: Path, checkpoints: Location, checkpoint: Location | None) ->
 
 def main(arguments: argparse.Namespace, result: Result) -> None:
     """Export as the command line says."""
-    output = Location(absolute_location(arguments.output or TrainingConfig.default("output")))
-    checkpoint = None if arguments.checkpoint is None else Location(absolute_location(arguments.checkpoint))
+    output = Location.at(arguments.output or TrainingConfig.default("output"))
+    checkpoint = None if arguments.checkpoint is None else Location.at(arguments.checkpoint)
     result.run_id = arguments.run
     result.model_uri = export_model(output / arguments.run, checkpoint)
     say(f"model {result.model_uri}")

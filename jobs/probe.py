@@ -29,7 +29,6 @@ from pipelines.scoring.predict.model import ModelDescription, check_inputs_fit, 
 from pipelines.scoring.report.evaluation import Measured
 from pipelines.scoring.source import dataset_source
 from pipelines.storage.folder import Location
-from pipelines.storage.locations import absolute_location
 from pipelines.tracking.journal.writer import RunWriter
 from pipelines.tracking.store.experiments import chosen_experiment
 from pipelines.tracking.store.runs import check_store, ended
@@ -119,7 +118,7 @@ def _show_fit(bar: Bar, event: Event) -> None:
 
 
 def _output(config: RunConfig) -> Location:
-    output = Location.at(absolute_location(config.probe.output, "probe.output: "))
+    output = Location.at(config.probe.output, "probe.output: ")
     if output.is_local and output.path.exists() and not output.path.is_dir():
         raise ValueError(f"probe.output={output} is a file: give a folder")
     check_outside("probe.output", output, Location.at(config.dataset.path))

@@ -23,7 +23,7 @@ from pipelines.scoring.predict.convert import Reference, open_reference
 from pipelines.scoring.predict.model import ModelDescription, describe
 from pipelines.scoring.source import DATASET, Source, archive_source, dataset_source, is_dataset
 from pipelines.storage.folder import Location
-from pipelines.storage.locations import absolute_location, local_path
+from pipelines.storage.locations import local_path
 from pipelines.tracking.store.served import find_model, read_model_file
 from pipelines.training.setup.input import reader_settings
 
@@ -46,8 +46,8 @@ def score(config: RunConfig, model_uri: str, location: str, output: str, map_fil
         RuntimeError: The store or a storage cannot be used, or Spark gave up; the same call continues the work.
     """
     config, model_uri = with_absolute_paths(config, reads_dataset=False), model_uri_of(model_uri)
-    scored_folder = Location.at(absolute_location(location, "--input: "))
-    folder = Location.at(absolute_location(output, "--output: "))
+    scored_folder = Location.at(location, "--input: ")
+    folder = Location.at(output, "--output: ")
     source = _source(config, scored_folder)
     if map_file is not None:
         map_file = local_path(map_file, "map_file")
@@ -149,7 +149,7 @@ def _reference(
         raise ValueError(
             f"score.runtime={chosen.runtime} needs labelled samples: set score.reference_dataset to a prepared dataset"
         )
-    dataset = Location.at(absolute_location(chosen.reference_dataset or source.where, "score.reference_dataset: "))
+    dataset = Location.at(chosen.reference_dataset or source.where, "score.reference_dataset: ")
     return open_reference(
         dataset,
         model,
@@ -164,7 +164,7 @@ def _reference(
 
 def _refuse_unread(arguments: argparse.Namespace, config: RunConfig) -> None:
     """Refuse settings for the other kind of input."""
-    location = Location.at(absolute_location(arguments.input, "--input: "))
+    location = Location.at(arguments.input, "--input: ")
     reads_reference = config.score.runtime != "keras" and config.score.reference_dataset is not None
     for key in keys_of(arguments.set):
         if key.startswith("reader.") and not (reads_reference or is_dataset(location)):

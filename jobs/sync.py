@@ -8,7 +8,7 @@ from jobs.export import log_model_of
 from jobs.shell import cli
 from jobs.shell.command import Result, message_of, say
 from pipelines.storage.folder import Location, StorageError
-from pipelines.storage.locations import absolute_location, redacted
+from pipelines.storage.locations import redacted
 from pipelines.tracking.journal.local_run import RunHeldError
 from pipelines.tracking.journal.sync import Synced, sync, unsynced
 from pipelines.tracking.store.runs import check_store
@@ -64,7 +64,7 @@ def _written(place: Location) -> Synced:
 
 
 def _unsynced(output: Location) -> Sequence[Location]:
-    return [Location(str(path)) for path in unsynced(output.path)] if output.is_local else unsynced_behind(output)
+    return [output / path.name for path in unsynced(output.path)] if output.is_local else unsynced_behind(output)
 
 
 def lines_of(synced: Synced, name: str) -> list[str]:
@@ -82,7 +82,7 @@ def lines_of(synced: Synced, name: str) -> list[str]:
 
 def main(arguments: argparse.Namespace, result: Result) -> None:
     """Write as the command line says."""
-    output = Location(absolute_location(arguments.output or TrainingConfig.default("output")))
+    output = Location.at(arguments.output or TrainingConfig.default("output"))
     written = sync_runs(output, arguments.run, result)
     say(f"{len(written)} runs of {output} written to {redacted(tracking_uri())}")
 

@@ -54,13 +54,17 @@ class Location:
     """Absolute path, or `scheme://...` without a slash at its end."""
 
     @classmethod
-    def at(cls, location: "str | Path | Location") -> "Location":
+    def at(cls, location: "str | Path | Location", before: str = "") -> "Location":
         """Return the location of a path, made absolute, or a URL; `absolute_location` lists the accepted spellings.
+
+        Args:
+            location: Path or URL that the user typed.
+            before: Text before the message of an error, such as "dataset.path: ".
 
         Raises:
             ValueError: The location cannot be used; the message says what is expected.
         """
-        return location if isinstance(location, Location) else cls(absolute_location(location))
+        return location if isinstance(location, Location) else cls(absolute_location(location, before))
 
     def check(self) -> None:
         """Check early, and within seconds, that a remote folder can be used; it need not exist yet.

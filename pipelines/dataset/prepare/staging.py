@@ -174,7 +174,7 @@ def finish(
         if dataset.exists():
             files_of_finished(dataset, read_manifest(dataset))
             write_mark(staging, replace(mark, replaced=_digest(dataset)))
-            swap_folders(staging.path, dataset.path, _aside(dataset))
+            swap_folders(staging.path, dataset.path, _aside(dataset).path)
         else:
             staging.path.rename(dataset.path)
     clean_up(dataset)
@@ -216,7 +216,7 @@ def put_back(dataset: Location) -> None:
     """Undo the first half of an interrupted exchange of two folders: the old dataset gets its name back."""
     if not dataset.is_local or dataset.exists():
         return
-    mark, old = read_mark(staging_of(dataset)), Location(str(_aside(dataset)))
+    mark, old = read_mark(staging_of(dataset)), _aside(dataset)
     if mark is not None and old.exists(FILE_NAME) and _digest(old) == mark.replaced:
         old.path.rename(dataset.path)
 
@@ -227,7 +227,7 @@ def clean_up(dataset: Location) -> None:
     if mark is None or not dataset.exists(FILE_NAME):
         return
     if dataset.is_local and mark.replaced is not None:
-        for old in (staging_of(dataset), Location(str(_aside(dataset)))):
+        for old in (staging_of(dataset), _aside(dataset)):
             if old.exists(FILE_NAME) and _digest(old) == mark.replaced:
                 remove_files(old, files_of_finished(old, read_manifest(old)), last=[FILE_NAME])
             remove_empty(old)
@@ -236,9 +236,9 @@ def clean_up(dataset: Location) -> None:
     )
 
 
-def _aside(dataset: Location) -> Path:
+def _aside(dataset: Location) -> Location:
     """Return the temporary location of the old dataset on file systems that cannot exchange two folders."""
-    return dataset.path.with_name(f".{dataset.name}.replaced")
+    return dataset.sibling(f".{dataset.name}.replaced")
 
 
 def _digest(dataset: Location) -> str:
