@@ -90,6 +90,6 @@ def read_remote(path: str, limit: int) -> bytes:
         raise BadRecordError(path, MISSING_FILE, "no such object") from error
 
 
-@lru_cache(4096)  # finding the file system of a URL again takes 0.1 ms
+@lru_cache(4096)  # finding the file system of a URL takes 0.1 ms
 def _folder(url: str) -> Location:
     return Location(url)  # not `Location.at`: the archive's root is already absolute, and its names may contain a `$`
