@@ -154,8 +154,9 @@ def opened(path: Location) -> Iterator[Any]:
 
 def remove_leftovers(folder: Location, step: int) -> None:
     """Remove leftovers of killed processes up to a step: partial files, and rank states without a checkpoint."""
-    complete = {path.stem for path in list_checkpoints(folder)}
-    for path in [*folder.glob(".step-*"), *folder.glob("step-*.rank-*.npz")]:
+    found = folder.glob("*step-*")
+    complete = {path.stem for path in found if _NAME.fullmatch(path.name)}
+    for path in found:
         match = _PART_NAME.fullmatch(path.name)
         if match is not None and int(match["step"]) <= step and match["checkpoint"] not in complete:
             path.remove()

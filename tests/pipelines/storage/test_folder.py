@@ -61,6 +61,36 @@ def test_names_are_no_patterns(kind: str, request: pytest.FixtureRequest, tmp_pa
     assert set(other.files()) == {"a.json", "b1.json", "sub/c"}
 
 
+def test_a_file_is_a_location_too(folder: Location, tmp_path: Path) -> None:
+    folder.make()
+    for name in ("step-1.npz", "step-2.npz", "other"):
+        folder.write(name, name.encode())
+    file = folder / "step-1.npz"
+    assert (file.name, file.stem, file.parent) == ("step-1.npz", "step-1", folder)
+    assert file.sibling("other").read() == b"other"
+    assert [file.is_file(), file.is_folder(), folder.is_file(), folder.is_folder()] == [True, False, False, True]
+    assert [(folder / "missing").is_file(), (folder / "missing").is_folder()] == [False, False]
+    assert sorted(found.name for found in folder.glob("step-*")) == ["step-1.npz", "step-2.npz"]
+    assert file in folder.glob("step-*")
+    with file.open() as opened:
+        assert (file.size(), opened.read()) == (10, b"step-1.npz")
+    (tmp_path / "copied").write_bytes(b"new")
+    file.put(tmp_path / "copied")
+    with file.new_file() as path:
+        assert file.read() == b"new"
+        path.write_bytes(b"newer")
+    assert (file.read(), len(folder.names())) == (b"newer", 3)
+    file.remove()
+    assert folder.names() == ["other", "step-2.npz"]
+
+
+def test_only_a_local_location_is_a_path(tmp_path: Path) -> None:
+    assert os.fspath(Location.at(tmp_path)) == str(tmp_path)
+    assert [Location(url).parent.url for url in ("/a", "/a/b", "s3://bucket/a")] == ["/", "/a", "s3://bucket"]
+    with pytest.raises(AssertionError, match="s3://bucket/a"):
+        os.fspath(Location("s3://bucket/a"))
+
+
 def test_what_is_missing_is_not_found(folder: Location) -> None:
     for read in (folder.read, lambda name: folder.read_start(name, 4), lambda name: folder.open(name).read()):
         with pytest.raises(FileNotFoundError):
