@@ -14,9 +14,7 @@ from pipelines.tracking.journal.writer import Point
 from pipelines.tracking.store.experiments import name_in_store
 from pipelines.tracking.store.runs import newest_runs, search_runs
 from pipelines.tracking.store.store import (
-    TrackingError,
     readable_errors,
-    reason_of,
     short_waits,
     sqlite_file,
     tracking_uri,
@@ -145,13 +143,8 @@ def _readable_store(uri: str) -> Iterator[None]:
     file = sqlite_file(uri)
     if file is not None:
         _check_file(file, redacted(uri))
-    try:
-        with short_waits(), readable_errors(uri):
-            yield
-    except Exception as error:
-        if not type(error).__module__.startswith("sqlalchemy."):  # only stores in databases import sqlalchemy
-            raise
-        raise TrackingError(f"{redacted(uri)} cannot be read: {reason_of(error)}") from None
+    with short_waits(), readable_errors(uri):
+        yield
 
 
 def _check_file(file: Path, shown: str) -> None:
