@@ -336,7 +336,7 @@ def _write(
     with (
         sent(spark, file if takes_keras else b"") as weights,
         sent(spark, b"" if converted is None else converted.file) as sent_converted,
-        watched(_Progress(source.parts, output, found, progress).look, name="groundswell-score-progress"),
+        watched(_PartProgress(source.parts, output, found, progress).look, name="groundswell-score-progress"),
     ):
         scorer = Scorer(
             model,
@@ -381,7 +381,7 @@ def _check_apart(source: Source, output: Location) -> None:
         )
 
 
-class _Progress:
+class _PartProgress:
     """A counter of finished parts during the job, based on their markers."""
 
     def __init__(

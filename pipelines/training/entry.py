@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from conf.schema import RunConfig
 from pipelines.storage.folder import Location
 from pipelines.tracking.store.store import TrackedRun
-from pipelines.training.driver.site import Site
+from pipelines.training.driver.site import HostReport
 from pipelines.training.finders.batches import BatchSearch
 from pipelines.training.finders.rates import RangeTest
 from pipelines.training.ranks.results import TrainingSummary
@@ -35,7 +35,7 @@ def search_batch(config: RunConfig, largest_allowed: int) -> BatchSearch:
     return batch_search_worker(config, largest_allowed)
 
 
-def look(config: RunConfig) -> Site:
+def look(config: RunConfig) -> HostReport:
     """See `pipelines.training.driver.site.look`."""
     from pipelines.training.driver import site
 

@@ -34,7 +34,7 @@ _Key = tuple[int, int, bytes, tuple[int, ...], str]
 
 
 @dataclass(frozen=True)
-class Header:
+class TiffHeader:
     """The knowledge about all files whose headers differ only in the corner's coordinates."""
 
     first: Georeference | None
@@ -50,12 +50,12 @@ class Header:
         return Georeference(self.first.epsg, x, y)
 
 
-known_headers: dict[_Key, Header] = {}
+known_headers: dict[_Key, TiffHeader] = {}
 """Headers of files that GDAL has read in this process."""
 MOST_HEADERS = 4096  # an archive has some tens; this limits the memory if every header differs
 
 
-def copy_pixels(data: bytes, out: NDArray[np.generic]) -> Header | None:
+def copy_pixels(data: bytes, out: NDArray[np.generic]) -> TiffHeader | None:
     """Copy the pixels of a whole file into `out`, `(height, width)`, if GDAL has read another file of its kind.
 
     Args:
@@ -87,7 +87,7 @@ def learn(data: bytes, pixels: NDArray[np.generic], georeference: Georeference |
         return
     key = _key(data[:start], pixels)
     corner = key[1] + _MAP_COORDINATES if key[1] < start else None
-    header = Header(georeference, corner)
+    header = TiffHeader(georeference, corner)
     # A corner inside the image, or the centre of a pixel, is left to GDAL and its rounding.
     if header.georeference(data) == georeference:
         known_headers[key] = header

@@ -75,7 +75,7 @@ def write_shards(
             if (note.digest, note.shard.size) == (waiting[file].digest, sizes.get(file))
         }
 
-    with watched(_Progress(plans, staging, found, progress).look, name="groundswell-prepare-progress"):
+    with watched(_ShardProgress(plans, staging, found, progress).look, name="groundswell-prepare-progress"):
         outcomes = run_until_done(
             spark,
             waiting,
@@ -134,7 +134,7 @@ def _write(archive: Archive, staging: Location, plan: ShardPlan) -> _Outcome:
         return error.rows
 
 
-class _Progress:
+class _ShardProgress:
     """A counter of finished shards during the job, based on their markers."""
 
     def __init__(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from conf.load import resolve
 from conf.schema import RunConfig
 from conf.sections.dataset import ReaderConfig
-from conf.sections.selection import SelectionConfig
+from conf.sections.training import SelectionConfig
 from models.networks.model import inputs_of, with_probabilities
 from pipelines.dataset.format.manifest import Manifest, read_manifest
 from pipelines.dataset.format.order import steps_per_epoch

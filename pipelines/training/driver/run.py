@@ -12,7 +12,7 @@ from typing import Any
 
 from conf.notation import text_of
 from conf.schema import RunConfig
-from conf.sections.tracking import TrackingConfig
+from conf.sections.launch import TrackingConfig
 from pipelines.dataset.format.manifest import Manifest, manifest_json
 from pipelines.launch.driver.failure import RankLostError, WorkerError
 from pipelines.launch.runner import Attempt

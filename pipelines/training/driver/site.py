@@ -13,14 +13,14 @@ _PACKAGES = ("tensorflow", "keras", "horovod", "mlflow")
 
 
 @dataclass(frozen=True)
-class Site:
+class HostReport:
     """The host of a rank, and the problems found there."""
 
     host: str
     problems: tuple[str, ...]
 
 
-def look(output: str, dataset: str) -> Site:
+def look(output: str, dataset: str) -> HostReport:
     """Check on a rank's host for packages, the dataset and the folder of the checkpoints.
 
     Args:
@@ -42,4 +42,4 @@ def look(output: str, dataset: str) -> Site:
         problems.append(f"training.output={place} does not exist here: it must be on storage that all hosts mount")
     elif not os.access(place, os.W_OK | os.X_OK):
         problems.append(f"training.output={place} cannot be written here")
-    return Site(socket.gethostname(), tuple(problems))
+    return HostReport(socket.gethostname(), tuple(problems))

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from pipelines.tracking.journal.system import SystemSampler
 from pipelines.training.ranks.collective import HorovodCollective
-from pipelines.training.record.phases import Measured, StepPhases, divide
+from pipelines.training.record.phases import StepPhases, StepSums, divide
 from pipelines.training.record.record import Record
 from pipelines.training.step.loop import EpochResult
 from pipelines.training.step.step import StepClocks, StepFigures
@@ -51,7 +51,7 @@ class StepMeasurements:
         """
         self._steps, self.steps_done, self.payload_bytes = [], step, 0.0
 
-    def take(self, trained: EpochResult) -> Measured:
+    def take(self, trained: EpochResult) -> StepSums:
         """Return the sums over the measured steps of an epoch, and start the next epoch.
 
         Args:
@@ -60,7 +60,7 @@ class StepMeasurements:
         # An epoch that was stopped after its last step has no steps here when it is resumed.
         steps = self._steps[-trained.measured_steps :]
         self._steps, self.payload_bytes = [], 0.0
-        return Measured(
+        return StepSums(
             trained.measured_steps,
             trained.measured_seconds,
             trained.input_wait_fraction * trained.measured_seconds,
@@ -72,7 +72,7 @@ class StepMeasurements:
         )
 
 
-def gather_phases(measured: Measured, collective: HorovodCollective) -> StepPhases:
+def gather_phases(measured: StepSums, collective: HorovodCollective) -> StepPhases:
     """Compare the figures of all ranks, which call this together."""
     return divide(collective.concatenate(measured.row))
 

@@ -42,7 +42,7 @@ class StepPhases:
 
 
 @dataclass(frozen=True)
-class Measured:
+class StepSums:
     """Sums over the measured steps of an epoch on one rank."""
 
     steps: int
@@ -66,7 +66,7 @@ class Measured:
 
 
 def divide(rows: NDArray[np.float64]) -> StepPhases:
-    """Return the phases of each rank from its mean seconds per step `(ranks, 7)`, the rows of `Measured`.
+    """Return the phases of each rank from its mean seconds per step `(ranks, 7)`, the rows of `StepSums`.
 
         exposed(rank)       = time after the last gradient - optimizer
         exchange(rank)      = encode + collective + decode, bucket by bucket
