@@ -41,7 +41,7 @@ class ShardPlan:
     """Hex digest of the samples, the format and the layout, which decide the file's bytes except the pixels."""
     unusable: tuple[dict[str, str], ...] = ()
     """Rows of `REJECTED_SCHEMA`: samples that are known to be unreadable and are therefore not read."""
-    held: frozenset[str] = frozenset()
+    required: frozenset[str] = frozenset()
     """Ids of the samples in a finished shard of this name; the shard is not replaced if one of them would be lost."""
 
     @property
@@ -71,7 +71,7 @@ def write_shard(plan: ShardPlan, archive: Archive, dataset: Location | Path | st
         dataset: Folder of the dataset; the folder of the split must exist.
 
     Raises:
-        LostRowsError: A sample of `plan.held` can no longer be read; nothing is written.
+        LostRowsError: A sample of `plan.required` can no longer be read; nothing is written.
         RuntimeError: A remote storage cannot be used.
     """
     folder = Location.at(dataset)
@@ -86,7 +86,7 @@ def write_shard(plan: ShardPlan, archive: Archive, dataset: Location | Path | st
             while samples:
                 batch, samples = samples[: rows.room(window)], samples[rows.room(window) :]
                 rows.add(batch, read)
-        rows.check_lost(plan.held)  # before the file gets its name
+        rows.check_lost(plan.required)  # before the file gets its name
         written = rows.written(path.stat().st_size)
         # The marker also comes first; the size makes it valid only once the file exists. Otherwise, after a kill in
         # between, nobody would know the content of a file that replaced another one.
@@ -199,13 +199,13 @@ class _RowGroups:
         self._index_rows.clear()
         self._georeferences.clear()
 
-    def check_lost(self, held: frozenset[str]) -> None:
+    def check_lost(self, required: frozenset[str]) -> None:
         """Make sure that all of these samples could be read.
 
         Raises:
             LostRowsError: Some of them are bad.
         """
-        lost = [row for row in self._rejected if row["id"] in held]
+        lost = [row for row in self._rejected if row["id"] in required]
         if lost:
             raise LostRowsError(lost)
 

@@ -35,7 +35,7 @@ _UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 
 
 @dataclass(frozen=True)
-class Mark:
+class StagingMark:
     """The mark of an unfinished dataset, in `_progress/plan.json`; it proves that the folder is ours."""
 
     identity: Identity
@@ -54,7 +54,7 @@ def staging_of(dataset: Location) -> Location:
     return dataset.sibling(f"{dataset.name}.incomplete") if dataset.is_local else dataset
 
 
-def read_mark(folder: Location) -> Mark | None:
+def read_mark(folder: Location) -> StagingMark | None:
     """Read the mark of a folder; None if it has none.
 
     Raises:
@@ -62,8 +62,8 @@ def read_mark(folder: Location) -> Mark | None:
     """
     try:
         values = json.loads(folder.read(MARK_FILE))
-        known = {each.name: values[each.name] for each in fields(Mark)}
-        mark = Mark(**{**known, "identity": Identity.from_json(known["identity"])})
+        known = {each.name: values[each.name] for each in fields(StagingMark)}
+        mark = StagingMark(**{**known, "identity": Identity.from_json(known["identity"])})
         for name in mark.removing:
             if not is_inside(name):
                 raise ValueError(f"removing {name!r}, which is no file of this folder")
@@ -74,13 +74,13 @@ def read_mark(folder: Location) -> Mark | None:
         raise ValueError(f"{folder}/{MARK_FILE} is damaged ({error}): remove {folder} if it is yours") from None
 
 
-def write_mark(folder: Location, mark: Mark) -> None:
+def write_mark(folder: Location, mark: StagingMark) -> None:
     """Write the mark of a folder."""
     folder.make(PROGRESS_FOLDER)
     folder.write(MARK_FILE, json.dumps({**asdict(mark), "identity": mark.identity.as_json()}).encode())
 
 
-def discard(staging: Location, mark: Mark) -> None:
+def discard(staging: Location, mark: StagingMark) -> None:
     """Remove an unfinished dataset, file by file.
 
     Raises:
@@ -99,10 +99,10 @@ def remove_finished(dataset: Location, manifest: Manifest, identity: Identity, s
         ValueError: The folder holds a file that is not ours; nothing is removed.
     """
     names = [name for name in files_of_finished(dataset, manifest) if not is_lease(name)]
-    _remove_in_place(dataset, Mark(identity, splits), names)
+    _remove_in_place(dataset, StagingMark(identity, splits), names)
 
 
-def _remove_in_place(folder: Location, mark: Mark, names: Collection[str]) -> None:
+def _remove_in_place(folder: Location, mark: StagingMark, names: Collection[str]) -> None:
     names = [name for name in dict.fromkeys(names) if name != MARK_FILE]
     write_mark(folder, replace(mark, removing=names))
     resume_removing(folder)

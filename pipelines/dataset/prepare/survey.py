@@ -54,7 +54,7 @@ class Existing:
 
 
 @dataclass(frozen=True)
-class Found:
+class EarlierShard:
     """A shard that an earlier run wrote."""
 
     plan: ShardPlan
@@ -75,11 +75,11 @@ class Found:
 class Usable:
     """The usable results of earlier runs."""
 
-    shards: dict[str, Found]
+    shards: dict[str, EarlierShard]
     """Shards that need not be rewritten, by file."""
     problems: dict[str, str]
     """Reasons to rewrite the other shards, by file."""
-    held: dict[str, Found]
+    to_rewrite: dict[str, EarlierShard]
     """Shards to rewrite that have good rows, which must not be lost, by file."""
 
 
@@ -182,7 +182,9 @@ def _settled(existing: Existing, plans: Plans) -> set[str]:
     for plan in all_of(plans):
         note = existing.notes.get(plan.file)
         is_same = note is not None and note.digest == plan.digest
-        found = Found(plan, note, existing.folder) if note is not None and is_same else _find_earlier(existing, plan)
+        found = (
+            EarlierShard(plan, note, existing.folder) if note is not None and is_same else _find_earlier(existing, plan)
+        )
         settled |= found.ids if found is not None else set()
     return settled
 
@@ -196,40 +198,40 @@ def find_usable(existing: Existing, plans: Plans, earlier: Plans, archive: Archi
         earlier: The shards as they were planned by the earlier run, where they are known to differ.
         archive: The archive, in which the rejected records are tried again.
     """
-    shards: dict[str, Found] = {}
+    shards: dict[str, EarlierShard] = {}
     problems: dict[str, str] = {}
-    held: dict[str, Found] = {}
+    to_rewrite: dict[str, EarlierShard] = {}
     before = {plan.file: plan for plan in all_of(earlier)}
     for plan in all_of(plans):
         file, size = plan.file, existing.sizes.get(plan.file)
         note = existing.notes.get(file)
         if note is not None and (note.digest, note.shard.size) == (plan.digest, size):
-            shards[file] = Found(plan, note, existing.folder)
+            shards[file] = EarlierShard(plan, note, existing.folder)
             continue
         is_same = note is not None and note.digest == plan.digest
         problems[file] = "missing" if size is None else "of another size" if is_same else "of other samples"
         other = before.get(file, plan)
         if note is not None and (note.digest, note.shard.size) == (other.digest, size):
-            held[file] = Found(other, note, existing.folder)
+            to_rewrite[file] = EarlierShard(other, note, existing.folder)
         elif (found := _find_earlier(existing, plan)) is not None:
-            held[file] = found
+            to_rewrite[file] = found
     for file in _with_mended_records(shards.values(), archive):
         problems[file] = "with rejected records that can be read now"
-        held[file] = shards.pop(file)
-    return Usable(shards, problems, held)
+        to_rewrite[file] = shards.pop(file)
+    return Usable(shards, problems, to_rewrite)
 
 
-def _find_earlier(existing: Existing, plan: ShardPlan) -> Found | None:
+def _find_earlier(existing: Existing, plan: ShardPlan) -> EarlierShard | None:
     """Return the existing shard with the name of a planned one, if a job stopped before it wrote the planned one."""
     written, samples = existing.earlier_notes.get(plan.file, (None, b""))
     if written is None or written.shard.size != existing.sizes.get(plan.file):
         return None
     earlier = replace(plan, samples=samples, digest=written.digest)
     has_same_ids = earlier.table["id"].to_pylist() == plan.table["id"].to_pylist()
-    return Found(earlier, written, existing.folder) if has_same_ids else None
+    return EarlierShard(earlier, written, existing.folder) if has_same_ids else None
 
 
-def _with_mended_records(shards: Iterable[Found], archive: Archive) -> list[str]:
+def _with_mended_records(shards: Iterable[EarlierShard], archive: Archive) -> list[str]:
     """Return the shards with a rejected record that is readable now."""
     tries: list[tuple[str, dict[str, Any]]] = []
     for found in shards:
@@ -257,20 +259,24 @@ def with_damage(usable: Usable, damaged: Mapping[str, Collection[str]]) -> Usabl
         usable: The shards that were found.
         damaged: Ids of the rows that are not damaged, by file of each damaged shard.
     """
-    found = {**usable.held, **usable.shards}
-    held = {file: replace(found[file], whole=frozenset(whole)) for file, whole in damaged.items()}
+    found = {**usable.to_rewrite, **usable.shards}
+    to_rewrite = {file: replace(found[file], whole=frozenset(whole)) for file, whole in damaged.items()}
     shards = {file: one for file, one in usable.shards.items() if file not in damaged}
-    return Usable(shards, {**usable.problems, **dict.fromkeys(damaged, "with damaged rows")}, {**usable.held, **held})
+    return Usable(
+        shards, {**usable.problems, **dict.fromkeys(damaged, "with damaged rows")}, {**usable.to_rewrite, **to_rewrite}
+    )
 
 
 def merge(first: Usable, second: Usable) -> Usable:
     """Take the shards of both; of a shard in both, the one with more samples, or else the first's."""
     shards = _merged(first.shards, second.shards)
-    held = {file: found for file, found in _merged(first.held, second.held).items() if file not in shards}
-    return Usable(shards, first.problems or second.problems, held)
+    to_rewrite = {
+        file: found for file, found in _merged(first.to_rewrite, second.to_rewrite).items() if file not in shards
+    }
+    return Usable(shards, first.problems or second.problems, to_rewrite)
 
 
-def _merged(first: dict[str, Found], second: dict[str, Found]) -> dict[str, Found]:
+def _merged(first: dict[str, EarlierShard], second: dict[str, EarlierShard]) -> dict[str, EarlierShard]:
     found = [*second.items(), *first.items()]
     # The sort is stable: with equally many rejected records the shard of `first`, which is later, wins.
     return dict(sorted(found, key=lambda item: -len(item[1].written.rejected)))

@@ -37,9 +37,10 @@ from pipelines.dataset.prepare.notes import (
     write_note,
 )
 from pipelines.dataset.prepare.plan import plan_shards
+from pipelines.dataset.prepare.shard_inventory import Rejected, ShardInventory, problems
 from pipelines.dataset.prepare.spark_job import PrepareProgress, check_on_storage, check_shards, write_shards
 from pipelines.dataset.prepare.staging import (
-    Mark,
+    StagingMark,
     check_replaceable,
     clean_up,
     discard,
@@ -52,11 +53,10 @@ from pipelines.dataset.prepare.staging import (
     staging_of,
     write_mark,
 )
-from pipelines.dataset.prepare.stock import Rejected, Stock, problems
 from pipelines.dataset.prepare.summary import merge_sums, summarise, write_rejected
 from pipelines.dataset.prepare.survey import (
+    EarlierShard,
     Existing,
-    Found,
     Plans,
     Usable,
     all_of,
@@ -155,9 +155,9 @@ def prepare_dataset(
     with disk_errors(dataset):
         finished = find_finished(dataset)
         if finished is not None and not overwrite and read_mark(dataset) is None:
-            stock = job.take_stock(index, [finished])
-            if job.is_whole(finished, stock):
-                return job.leave(finished, stock)
+            inventory = job.take_inventory(index, [finished])
+            if job.is_whole(finished, inventory):
+                return job.leave(finished, inventory)
         with hold(dataset) as still_held:
             put_back(dataset)
             clean_up(dataset)
@@ -180,7 +180,7 @@ class _Job:
     checked: dict[str, ShardCheck] = field(default_factory=dict)
     """Shards that were compared with their checksums, by path."""
 
-    def take_stock(self, index: ArchiveIndex, sources: list[Existing]) -> Stock:
+    def take_inventory(self, index: ArchiveIndex, sources: list[Existing]) -> ShardInventory:
         """Plan the dataset, and find the shards of earlier runs.
 
         Raises:
@@ -202,13 +202,13 @@ class _Job:
         for existing, before in zip(sources, earlier, strict=True):
             found = find_usable(existing, plans, before, self.archive)
             usable = merge(usable, self.verified(existing.folder, found) if self.verify else found)
-        return Stock(index, identity, plans, usable).without_losses()
+        return ShardInventory(index, identity, plans, usable).without_losses()
 
     def verified(self, folder: Location, usable: Usable) -> Usable:
         """Find the rows that differ from their checksums; a shard with such rows is not usable."""
         description = self.archive.description
         fields = fixed_fields(description.groups, len(description.class_names))
-        shards = [found.written.shard for found in (*usable.shards.values(), *usable.held.values())]
+        shards = [found.written.shard for found in (*usable.shards.values(), *usable.to_rewrite.values())]
         new = [shard for shard in shards if f"{folder}/{shard.file}" not in self.checked]
         if new:
             self.say(f"{len(new)} shards are read and compared with their checksums")
@@ -224,23 +224,23 @@ class _Job:
                 self.say(f"{folder}/{check}")
         return checks
 
-    def is_whole(self, finished: Existing, stock: Stock) -> bool:
+    def is_whole(self, finished: Existing, inventory: ShardInventory) -> bool:
         """Return whether a finished dataset equals the result of this call."""
         assert finished.manifest is not None
-        complete = set(stock.written) == {plan.file for plan in all_of(stock.plans)}
+        complete = set(inventory.written) == {plan.file for plan in all_of(inventory.plans)}
         return (
             complete
-            and set(_file_names(stock.plans)) <= set(finished.sizes)
-            and self.manifest(stock, stock.written) == finished.manifest
+            and set(_file_names(inventory.plans)) <= set(finished.sizes)
+            and self.manifest(inventory, inventory.written) == finished.manifest
         )
 
-    def leave(self, finished: Existing, stock: Stock) -> Manifest:
+    def leave(self, finished: Existing, inventory: ShardInventory) -> Manifest:
         """Leave a whole dataset unchanged; write a lost report again."""
         assert finished.manifest is not None
         if REPORT_FILE not in finished.sizes:
-            self.report(stock, stock.written, finished.manifest)
+            self.report(inventory, inventory.written, finished.manifest)
         self.say(f"{self.dataset} is finished already; left as it is")
-        stock.check_repaired(self.dataset)
+        inventory.check_repaired(self.dataset)
         return finished.manifest
 
     def write(self, index: ArchiveIndex, *, overwrite: bool, restart: bool, still_held: Callable[[], None]) -> Manifest:
@@ -252,20 +252,20 @@ class _Job:
             sources = [unfinished] if unfinished is not None and stale is None else []
         else:
             if finished is not None:
-                stock = self.take_stock(index, [finished])
-                if self.is_whole(finished, stock):
-                    return self.leave(finished, stock)
-                self.say(f"{self.dataset} is repaired: {problems(stock.usable)}")
+                inventory = self.take_inventory(index, [finished])
+                if self.is_whole(finished, inventory):
+                    return self.leave(finished, inventory)
+                self.say(f"{self.dataset} is repaired: {problems(inventory.usable)}")
             sources = [
                 existing for existing in (finished, unfinished) if existing is not None and existing is not stale
             ]
         check_replaceable(self.dataset)
-        stock = self.take_stock(index, sources)
-        self.check_rejected(stock.rejected(stock.written), stock.total, None)
+        inventory = self.take_inventory(index, sources)
+        self.check_rejected(inventory.rejected(inventory.written), inventory.total, None)
         if finished is not None and finished.manifest is not None:
             files_of_finished(self.dataset, finished.manifest)
-        staging = self.open(stock, finished, unfinished, stale, overwrite)
-        return self.complete(stock, staging, still_held)
+        staging = self.open(inventory, finished, unfinished, stale, overwrite)
+        return self.complete(inventory, staging, still_held)
 
     def can_continue(self, unfinished: Existing, index: ArchiveIndex) -> bool:
         """Return whether unfinished work has these settings and samples, and does not repair the dataset to replace."""
@@ -273,14 +273,14 @@ class _Job:
         if mark is None or not mark.is_new:
             return False
         try:
-            self.take_stock(index, [unfinished])
+            self.take_inventory(index, [unfinished])
         except ValueError:
             return False
         return True
 
     def open(
         self,
-        stock: Stock,
+        inventory: ShardInventory,
         finished: Existing | None,
         unfinished: Existing | None,
         stale: Existing | None,
@@ -291,7 +291,7 @@ class _Job:
         Raises:
             ValueError: A folder holds a file that is not ours; nothing is removed.
         """
-        staging, splits = staging_of(self.dataset), list(stock.plans)
+        staging, splits = staging_of(self.dataset), list(inventory.plans)
         mark = read_mark(staging) if unfinished is not None else None
         if mark is not None:
             files_of_unfinished(staging, mark.splits)
@@ -299,71 +299,72 @@ class _Job:
             discard(staging, mark)
             unfinished = mark = None
         if finished is not None and finished.manifest is not None and overwrite and not self.dataset.is_local:
-            remove_finished(self.dataset, finished.manifest, stock.identity, splits)
+            remove_finished(self.dataset, finished.manifest, inventory.identity, splits)
             finished = None
         known_splits, replaced = (mark.splits, mark.replaced) if mark is not None else ([], None)
         began_new = unfinished is None or (mark is not None and mark.is_new)
         is_new = overwrite or (finished is None and began_new)
         all_splits = sorted({*splits, *known_splits})
-        write_mark(staging, Mark(stock.identity, all_splits, replaced=replaced, is_new=is_new))
+        write_mark(staging, StagingMark(inventory.identity, all_splits, replaced=replaced, is_new=is_new))
         for split in splits:
             staging.make(split)
-        self.take_notes(stock, staging)
-        _place(stock.usable.shards, staging, unfinished.notes if unfinished is not None else {})
+        self.take_notes(inventory, staging)
+        _place(inventory.usable.shards, staging, unfinished.notes if unfinished is not None else {})
         if finished is not None and not self.dataset.is_local:
             staging.remove(FILE_NAME)
         kept = read_index(staging) if unfinished is not None else None
-        if kept is None or index_digest(kept) != stock.identity.index:  # the mark alone may be of this run
-            write_index(stock.index.samples, staging)
+        if kept is None or index_digest(kept) != inventory.identity.index:  # the mark alone may be of this run
+            write_index(inventory.index.samples, staging)
         return staging
 
-    def take_notes(self, stock: Stock, staging: Location) -> None:
+    def take_notes(self, inventory: ShardInventory, staging: Location) -> None:
         """Delete the markers of shards that will be rewritten.
 
         Otherwise a lost worker would leave a marker that says that its shard is written. The content of the shard to
         replace is still recorded, for the job that continues if this one stops.
         """
-        held = {file: found for file, found in stock.usable.held.items() if found.folder == staging and found.ids}
-        for found in held.values():
+        to_rewrite = inventory.usable.to_rewrite
+        earlier = {file: found for file, found in to_rewrite.items() if found.folder == staging and found.ids}
+        for found in earlier.values():
             write_earlier_note(found.written, found.plan.samples, staging)
-        names = {*map(note_name, stock.written), *(note_name(file, earlier=True) for file in held)}
+        names = {*map(note_name, inventory.written), *(note_name(file, earlier=True) for file in earlier)}
         remove_files(staging, [name for name in notes_in(staging) if name not in names])
 
-    def complete(self, stock: Stock, staging: Location, still_held: Callable[[], None]) -> Manifest:
+    def complete(self, inventory: ShardInventory, staging: Location, still_held: Callable[[], None]) -> Manifest:
         """Write the missing shards, and make a dataset of all shards."""
-        plans, found = all_of(stock.plans), stock.written
-        self.say(f"{sum(plan.rows for plan in plans)} samples of {len(stock.plans)} splits in {len(plans)} shards")
+        plans, found = all_of(inventory.plans), inventory.written
+        self.say(f"{sum(plan.rows for plan in plans)} samples of {len(inventory.plans)} splits in {len(plans)} shards")
         if found:
             self.say(f"{len(found)} shards are finished already")
         written, lost = write_shards(
-            self.spark, self.archive, staging, stock.to_write(), found, self.say, self.progress
+            self.spark, self.archive, staging, inventory.to_write(), found, self.say, self.progress
         )
         still_held()  # the files that follow have the same names in every job
-        stock = self.keep(stock, staging, lost)
-        written |= stock.written
+        inventory = self.keep(inventory, staging, lost)
+        written |= inventory.written
         check_on_storage(staging, written)
-        rejected = stock.rejected(written)
+        rejected = inventory.rejected(written)
         write_rejected(rejected, staging)
-        self.check_rejected(rejected, stock.total, f"{staging}/{REJECTED_FILE}")
-        manifest = self.manifest(stock, written)
+        self.check_rejected(rejected, inventory.total, f"{staging}/{REJECTED_FILE}")
+        manifest = self.manifest(inventory, written)
         for split, shards in manifest.splits.items():
             write_petastorm_metadata(staging / split, shards.shards, manifest.groups, len(manifest.class_names))
-        write_all_notes(stock.identity, [written[plan.file] for plan in plans], staging)
-        finish(staging, self.dataset, manifest, _file_names(stock.plans), still_held)
-        self.report(stock, written, manifest)
+        write_all_notes(inventory.identity, [written[plan.file] for plan in plans], staging)
+        finish(staging, self.dataset, manifest, _file_names(inventory.plans), still_held)
+        self.report(inventory, written, manifest)
         self.say(f"look at it: {self.dataset}/{REPORT_FILE}")
         for reason, count in manifest.skipped.items():
-            self.say(f"left out {count} of {stock.total} samples: {reason} (see {self.dataset}/{REJECTED_FILE})")
-        stock.check_repaired(self.dataset)
+            self.say(f"left out {count} of {inventory.total} samples: {reason} (see {self.dataset}/{REJECTED_FILE})")
+        inventory.check_repaired(self.dataset)
         return manifest
 
-    def keep(self, stock: Stock, staging: Location, lost: Mapping[str, Rejected]) -> Stock:
+    def keep(self, inventory: ShardInventory, staging: Location, lost: Mapping[str, Rejected]) -> ShardInventory:
         """Restore shards that could only be rewritten with fewer samples."""
-        kept = stock.keeping(lost)
+        kept = inventory.leaving(lost)
         _place({file: kept.usable.shards[file] for file in lost}, staging, {})
         mark = read_mark(staging)
         assert mark is not None, staging
-        if kept.identity != stock.identity:
+        if kept.identity != inventory.identity:
             write_index(kept.index.samples, staging)
             write_mark(staging, replace(mark, identity=kept.identity))
         return kept
@@ -372,21 +373,21 @@ class _Job:
         """Make sure that at most the allowed part of the records is bad."""
         check_rejected(rejected, total, "prepare.max_rejected_fraction", self.max_rejected_fraction, report)
 
-    def manifest(self, stock: Stock, written: dict[str, WrittenShard]) -> Manifest:
+    def manifest(self, inventory: ShardInventory, written: dict[str, WrittenShard]) -> Manifest:
         """Describe the dataset of these shards."""
-        splits = {split: [written[plan.file] for plan in plans] for split, plans in stock.plans.items()}
-        source, rejected = stock.identity.index, stock.rejected(written)
+        splits = {split: [written[plan.file] for plan in plans] for split, plans in inventory.plans.items()}
+        source, rejected = inventory.identity.index, inventory.rejected(written)
         assert source is not None
         archive = self.archive
         return summarise(archive.description, splits, self.settings, archive.read_settings, source, rejected)
 
-    def report(self, stock: Stock, written: dict[str, WrittenShard], manifest: Manifest) -> None:
+    def report(self, inventory: ShardInventory, written: dict[str, WrittenShard], manifest: Manifest) -> None:
         """Write the dataset's report."""
-        sums = merge_sums([written[plan.file] for plan in stock.plans[TRAINING_SPLIT]])
-        _report(self.dataset, manifest, sums, stock.rejected(written))
+        sums = merge_sums([written[plan.file] for plan in inventory.plans[TRAINING_SPLIT]])
+        _report(self.dataset, manifest, sums, inventory.rejected(written))
 
 
-def _place(shards: Mapping[str, Found], staging: Location, noted: Mapping[str, WrittenShard]) -> None:
+def _place(shards: Mapping[str, EarlierShard], staging: Location, noted: Mapping[str, WrittenShard]) -> None:
     """Link finished shards into the staging folder, each with its marker; `noted` already exist there."""
     for file, found in shards.items():
         if found.folder != staging:

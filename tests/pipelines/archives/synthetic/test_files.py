@@ -57,7 +57,7 @@ def test_band_files_are_encoded_as_the_real_ones(generated: Path, shared_data: P
         place = {"transform": None}
         assert ({**actual.profile, **place}, actual.tags()) == ({**expected.profile, **place}, expected.tags())
         assert actual.res == expected.res
-    # TiffHeader and directory: 16 tags of 12 bytes with the same types, counts, values and places of longer values.
+    # Header and directory: 16 tags of 12 bytes with the same types, counts, values and places of longer values.
     directory = slice(0, 8 + 2 + 16 * 12 + 4)
     assert ours.read_bytes()[directory] == real.read_bytes()[directory]
     assert ours.stat().st_size == real.stat().st_size

@@ -13,7 +13,7 @@ from pipelines.dataset.prepare.identity import Identity
 from pipelines.dataset.prepare.index import index_digest, with_rows
 from pipelines.dataset.prepare.notes import WrittenShard
 from pipelines.dataset.prepare.shard import ShardPlan
-from pipelines.dataset.prepare.survey import OVERWRITE, Found, Plans, Usable, all_of, rejected_of
+from pipelines.dataset.prepare.survey import OVERWRITE, EarlierShard, Plans, Usable, all_of, rejected_of
 from pipelines.storage.folder import Location
 
 _log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ Rejected = Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True)
-class Stock:
+class ShardInventory:
     """The shards to write, and those that exist."""
 
     index: ArchiveIndex
@@ -50,8 +50,10 @@ class Stock:
 
     def to_write(self) -> list[ShardPlan]:
         """Return all shards; a shard that replaces another one lists the samples that it must contain."""
-        held = self.usable.held
-        return [replace(plan, held=held[plan.file].ids) if plan.file in held else plan for plan in all_of(self.plans)]
+        known = self.usable.to_rewrite
+        return [
+            replace(plan, required=known[plan.file].ids) if plan.file in known else plan for plan in all_of(self.plans)
+        ]
 
     def rejected(self, written: Mapping[str, WrittenShard]) -> list[dict[str, str]]:
         """Return every known bad record: for a finished shard those found in it, for others those of the index."""
@@ -60,13 +62,13 @@ class Stock:
             rows += rejected_of([written[plan.file]]) if plan.file in written else plan.unusable
         return rows
 
-    def without_losses(self) -> "Stock":
+    def without_losses(self) -> "ShardInventory":
         """Leave shards unchanged if, according to the index, rewriting them would lose good rows."""
-        plans = [plan for plan in self.to_write() if plan.held]
-        lost = {plan.file: [row for row in plan.unusable if row["id"] in plan.held] for plan in plans}
-        return self.keeping({file: rows for file, rows in lost.items() if rows})
+        plans = [plan for plan in self.to_write() if plan.required]
+        lost = {plan.file: [row for row in plan.unusable if row["id"] in plan.required] for plan in plans}
+        return self.leaving({file: rows for file, rows in lost.items() if rows})
 
-    def keeping(self, lost: Mapping[str, Rejected]) -> "Stock":
+    def leaving(self, lost: Mapping[str, Rejected]) -> "ShardInventory":
         """Leave shards unchanged, with all that was known about their samples when they were written.
 
         Args:
@@ -79,7 +81,7 @@ class Stock:
                 "%s is not written again, as samples of it would be lost: %d cannot be read any more, such as %s (%s)",
                 *(file, len(rows), rows[0]["id"], rows[0]["reason"]),
             )
-        kept = {file: self.usable.held[file] for file in lost}
+        kept = {file: self.usable.to_rewrite[file] for file in lost}
         # Other labels of a bad record, which came with its folder, would make it a shard of other samples.
         planned = {plan.digest for plan in all_of(self.plans)}
         known = [found.plan.table for found in kept.values() if found.plan.digest not in planned]
@@ -116,13 +118,13 @@ def problems(usable: Usable) -> str:
     return ", ".join(reasons) or "what describes the shards is lost or out of date"
 
 
-def _plan_of(plan: ShardPlan, kept: Mapping[str, Found]) -> ShardPlan:
+def _plan_of(plan: ShardPlan, kept: Mapping[str, EarlierShard]) -> ShardPlan:
     return kept[plan.file].plan if plan.file in kept else plan
 
 
-def _keep(usable: Usable, kept: Mapping[str, Found]) -> Usable:
+def _keep(usable: Usable, kept: Mapping[str, EarlierShard]) -> Usable:
     return Usable(
         {**usable.shards, **kept},
         {file: reason for file, reason in usable.problems.items() if file not in kept},
-        {file: found for file, found in usable.held.items() if file not in kept},
+        {file: found for file, found in usable.to_rewrite.items() if file not in kept},
     )
