@@ -58,7 +58,7 @@ def _python_files(folder: Traversable, path: str) -> Iterator[tuple[str, Travers
 
 @cache
 def _installed() -> dict[str, str]:
-    return {"python": platform.pythonversion_of(), **{package: version_of(package) for package in _PACKAGES}}
+    return {"python": platform.python_version(), **{package: version_of(package) for package in _PACKAGES}}
 
 
 def version_of(package: str) -> str:
