@@ -51,7 +51,7 @@ def generate_bigearthnet_v2(
     test: int,
     seed: int = 0,
     processes: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], object] | None = None,
 ) -> None:
     """Generate an archive that `BigEarthNetV2` opens; do nothing if `root` is already exactly this archive.
 
