@@ -24,7 +24,7 @@ from pipelines.comparison.run import (
     save_runs,
     write_text,
 )
-from pipelines.comparison.tables import CSV_MARK, recipe_rows, runs_csv, table_csv
+from pipelines.comparison.tables import CSV_MARK, csv_of, recipe_rows, runs_csv, table_rows
 from pipelines.dataset.report.html import PAGE_MARK
 from pipelines.dataset.report.tables import shorten
 from pipelines.storage.locations import local_path
@@ -113,7 +113,7 @@ class Comparison:
         check_outputs(f"the folder of the report {folder}", _files_in(folder))
         with os_errors_as(ValueError, f"the folder of the report {folder} cannot be made"):
             folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "table.csv", table_csv(self.parts, self.metric, self.targets))
+        write_text(folder / "table.csv", csv_of(table_rows(self.parts, self.metric, self.targets)))
         write_text(folder / "runs.csv", runs_csv(self.parts, self.metric))
         write_text(folder / "report.html", self.page)
 

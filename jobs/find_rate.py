@@ -3,7 +3,6 @@
 import argparse
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 from conf.schema import RunConfig
 from jobs.shell import cli
@@ -111,15 +110,6 @@ def conclusion(config: RunConfig, test: RangeTest, suggestion: Suggestion | None
     ]
 
 
-def write_plot(test: RangeTest, suggestion: Suggestion | None, path: Path) -> None:
-    """Draw the losses by rate into a PNG file.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    save_plot(range_test_curve(test.points, suggestion), path)
-
-
 def _show(bar: Bar, event: Event) -> None:
     """Show an event of rank 0 in the test."""
     match event:
@@ -175,7 +165,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     if suggestion is not None:
         result.metrics = {"learning_rate": suggestion.rate}
     if arguments.plot is not None:
-        write_plot(test, suggestion, arguments.plot)
+        save_plot(range_test_curve(test.points, suggestion), arguments.plot)
         say(f"plot {arguments.plot}")
 
 

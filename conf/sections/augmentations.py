@@ -1,6 +1,6 @@
 """The settings of every augmentation of training images, by name; their defaults are stated here only."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -10,10 +10,8 @@ from conf.sections.section import Imported, NamedSection
 class AugmentationBase(NamedSection):
     """The settings that all augmentations share. Random numbers are drawn per sample and epoch."""
 
-    @property
-    def turns(self) -> bool:
-        """Whether images are rotated by quarter turns, which requires square images."""
-        return False
+    turns: ClassVar[bool] = False
+    """Whether images are rotated by quarter turns, which requires square images."""
 
 
 class NoAugmentationConfig(AugmentationBase):
@@ -31,12 +29,8 @@ class FlipsConfig(AugmentationBase):
 class DihedralConfig(AugmentationBase):
     """Images are mirrored and rotated by quarter turns; square images only."""
 
+    turns: ClassVar[bool] = True
     name: Literal["dihedral"] = "dihedral"
-
-    @property
-    def turns(self) -> bool:
-        """Whether images are rotated by quarter turns, which requires square images."""
-        return True
 
 
 class PadCropConfig(AugmentationBase):

@@ -23,10 +23,7 @@ class CodecMember(NamedSection):
 class AlwaysWithResidual(CodecMember):
     """The settings of codecs that require error feedback."""
 
-    @property
-    def keeps_residual(self) -> bool:
-        """Whether the residual, which was not sent, is added to the next gradient."""
-        return True
+    error_feedback: ClassVar[bool] = True
 
 
 class NoneConfig(CodecMember):

@@ -1,6 +1,6 @@
 """The settings of every network, by name; their defaults are stated here only."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -10,6 +10,8 @@ from conf.sections.section import Imported, NamedSection
 class NetworkConfig(NamedSection):
     """The settings that all networks share."""
 
+    whitens: ClassVar[bool] = False
+    """Whether the first convolution whitens patches, with statistics of training images."""
     batch_norm_ranks: int | Literal["all"] = 1
     """Number of consecutive ranks over whose batches batch norm takes its statistics: 1, each rank alone (Goyal et
     al.); a number that divides launch.num_workers (MLPerf's span); or all. It costs two sums over these ranks per layer
@@ -24,11 +26,6 @@ class NetworkConfig(NamedSection):
     def least_side(self) -> int:
         """Side of the smallest images, in pixels, that the network accepts."""
         return 1
-
-    @property
-    def whitens(self) -> bool:
-        """Whether the first convolution whitens patches, with statistics of training images."""
-        return False
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of the constructor of that name, without the settings for several ranks."""
@@ -117,6 +114,7 @@ class ResNet9Config(ResidualConfig):
 class AirbenchConfig(NetworkConfig):
     """Seven convolutions for images of 32 x 32 pixels; the first one whitens patches (Jordan 2024, airbench94)."""
 
+    whitens: ClassVar[bool] = True
     name: Literal["airbench"] = "airbench"
     width_factor: float = Field(default=1.0, gt=0, le=8)
     """Scales the channel counts of the stages; 1.0 is the published network."""
@@ -132,11 +130,6 @@ class AirbenchConfig(NetworkConfig):
     def least_side(self) -> int:
         """The same number, because a stage without a pixel is an error."""
         return self.shortest_side
-
-    @property
-    def whitens(self) -> bool:
-        """The first convolution whitens, with the first rows of the training split."""
-        return True
 
 
 class ImportedNetworkConfig(NetworkConfig, Imported):

@@ -154,7 +154,8 @@ def _history(run: RecordedRun) -> dict[str, Column]:
     columns: dict[str, Column] = {EPOCH: [float(row + 1) for row in range(len(steps))]}
     columns[STEP] = [float(step) for step in steps]
     columns[SECONDS] = _seconds(run, steps)
-    columns[PAYLOAD] = _payload(run, steps)
+    totals = {point.step: point.value for point in run.curves.get(_TOTAL_PAYLOAD, [])}
+    columns[PAYLOAD] = [_finite(totals.get(step)) for step in steps]
     for name, curve in run.curves.items():
         if name == "train/loss" or name.partition("/")[0] in CURVE_GROUPS:
             values = {point.step: point.value for point in curve}
@@ -176,12 +177,6 @@ def _seconds(run: RecordedRun, steps: Sequence[int]) -> Column:
         before = step
         column.append(_finite(total))
     return column
-
-
-def _payload(run: RecordedRun, steps: Sequence[int]) -> Column:
-    """Return the bytes that one rank passed to the collective until each epoch's end."""
-    totals = {point.step: point.value for point in run.curves.get(_TOTAL_PAYLOAD, [])}
-    return [_finite(totals.get(step)) for step in steps]
 
 
 def _thinned(history: dict[str, Column], rows: int | None) -> dict[str, Column]:

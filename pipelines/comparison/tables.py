@@ -99,11 +99,6 @@ def target_rows(part: DatasetGroups, metric: str, target: float) -> list[dict[st
     return sorted(shown, key=lambda row: (not row["reached"], row["seconds"] or 0.0))
 
 
-def table_csv(parts: Sequence[DatasetGroups], metric: str, target_of: Sequence[float | None]) -> str:
-    """Return the table as CSV."""
-    return _csv(table_rows(parts, metric, target_of))
-
-
 def table_rows(parts: Sequence[DatasetGroups], metric: str, target_of: Sequence[float | None]) -> list[dict[str, Any]]:
     """Return the table: a row per group with full numbers, and a column for each setting that differs."""
     differing = sorted({key for part in parts for key in part.differing})
@@ -148,7 +143,7 @@ def runs_csv(parts: Sequence[DatasetGroups], metric: str) -> str:
     for part in parts:
         for group in part.groups:
             rows += [_run_row(part, group, facts, metric) for facts in group.members]
-    return _csv(rows)
+    return csv_of(rows)
 
 
 def speedup(group: Group, baseline: Group | None) -> float | None:
@@ -242,7 +237,8 @@ def _run_row(part: DatasetGroups, group: Group, facts: Facts, metric: str) -> di
     }
 
 
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
+def csv_of(rows: Sequence[dict[str, Any]]) -> str:
+    """Return rows as CSV, with a column for each name that any row has."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")

@@ -18,7 +18,7 @@ from models.compression.arithmetic.selection import (
 from models.compression.codec import Codec, Message, Shape
 from models.compression.schemes.memory import ErrorFeedback
 from models.compression.schemes.piecewise import PiecewiseConstant, density_by_step, elements_to_send
-from models.compression.schemes.scatter_gather import ScatterGather
+from models.compression.schemes.scatter_gather import Compressor, ScatterGather
 from models.compression.schemes.stripes import FlatLayout
 
 
@@ -42,11 +42,10 @@ def adaptive(*, density: float, density_schedule: Sequence[tuple[int, float]]) -
     return ScatterGather("adaptive", quantiser, ErrorFeedback(), owner_feedback=True)
 
 
-class AdaptiveQuantiser:
+class AdaptiveQuantiser(Compressor):
     """Sends the means of the positive and of the negative extremes, then their places with signs."""
 
     compiled = False
-    native = None
 
     def __init__(self, density: PiecewiseConstant) -> None:
         """Store the density as a function of the step."""

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from models.compression.codec import Codec, CollectiveName, Context, LinearCodec, Memory, Message, Shape, StateSpec
 from models.compression.schemes.memory import NoMemory
-from models.compression.schemes.scatter_gather import ScatterGather
+from models.compression.schemes.scatter_gather import Compressor, ScatterGather
 from models.compression.schemes.stripes import FlatLayout
 
 
@@ -52,16 +52,13 @@ class _SummedHalves(LinearCodec):
         return tf.cast(value, tf.float32) * (1 / self.prescale), memory
 
 
-class RoundingQuantiser:
+class RoundingQuantiser(Compressor):
     """Rounds to the nearest number of another floating-point type.
 
     Args:
         dtype: tf.float16 or tf.bfloat16.
         prescale: Multiplies before the rounding and is divided out after it.
     """
-
-    compiled = True
-    native = None
 
     def __init__(self, dtype: tf.DType, prescale: float) -> None:
         """Store the settings."""

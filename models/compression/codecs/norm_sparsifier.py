@@ -8,7 +8,7 @@ from models.compression.arithmetic.randomness import uniform
 from models.compression.arithmetic.selection import decode_signs, encode_signs, scatter_rows
 from models.compression.codec import Codec, Message, Shape
 from models.compression.schemes.memory import NoMemory
-from models.compression.schemes.scatter_gather import ScatterGather
+from models.compression.schemes.scatter_gather import Compressor, ScatterGather
 from models.compression.schemes.stripes import FlatLayout, Layout
 
 
@@ -38,11 +38,10 @@ def norm_sparsifier(*, exact_mean: bool) -> Codec:
     return ScatterGather("norm_sparsifier", compressor, NoMemory(), owner_feedback=False, owner_compressor=owner)
 
 
-class NormSparsifier:
+class NormSparsifier(Compressor):
     """Sends the norm of each part, then the places of the drawn elements with their signs."""
 
     compiled = False
-    native = None
 
     def __init__(self) -> None:
         """Cut tensors at any multiple of 8 elements."""
@@ -63,7 +62,7 @@ class NormSparsifier:
         return scatter_rows(rows, places, tf.where(positive, values, -values), message.nrows(), part_shape[0])
 
 
-class ExactNonzeros:
+class ExactNonzeros(Compressor):
     """Sends the elements that are not 0, for the mean of sparse messages.
 
     Args:
@@ -71,7 +70,6 @@ class ExactNonzeros:
     """
 
     compiled = False
-    native = None
 
     def __init__(self, layout: Layout) -> None:
         """Store the layout."""

@@ -9,7 +9,7 @@ from models.compression import kernels
 from models.compression.arithmetic.bits import pack, spread
 from models.compression.codec import Codec, Message, Shape
 from models.compression.schemes.memory import ErrorFeedback, NoMemory
-from models.compression.schemes.scatter_gather import ScatterGather
+from models.compression.schemes.scatter_gather import Compressor, ScatterGather
 from models.compression.schemes.stripes import ColumnLayout
 
 
@@ -33,10 +33,8 @@ def onebit(*, error_feedback: bool) -> Codec:
     return ScatterGather("onebit", OneBitQuantiser(), memory, owner_feedback=error_feedback)
 
 
-class OneBitQuantiser:
+class OneBitQuantiser(Compressor):
     """Sends signs packed down the columns, then the means of the positive and of the negative elements."""
-
-    compiled = True
 
     def __init__(self) -> None:
         """Cut tensors between columns."""

@@ -70,11 +70,8 @@ def qsgd(
     return ScatterGather("qsgd", compressor, memory, owner_feedback=feedback, owner_compressor=owner)
 
 
-class StochasticQuantiser:
+class StochasticQuantiser(Compressor):
     """Sends packed levels, then the norm of each bucket."""
-
-    compiled = True
-    native = None
 
     def __init__(self, bits: int, bucket_size: int, norm: Literal["l2", "max"]) -> None:
         """Store the settings; see `qsgd`."""
@@ -106,15 +103,12 @@ class StochasticQuantiser:
         return tf.reshape(levels * (norm / self.levels), (-1, *part_shape))
 
 
-class ExactFloats:
+class ExactFloats(Compressor):
     """Sends every element in float32.
 
     Args:
         layout: Layout of the ranks' compressor.
     """
-
-    compiled = True
-    native = None
 
     def __init__(self, layout: Layout) -> None:
         """Store the layout."""

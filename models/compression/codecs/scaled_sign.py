@@ -8,7 +8,7 @@ from models.compression.arithmetic.bits import pack, spread
 from models.compression.arithmetic.norms import euclidean_norm
 from models.compression.codec import Codec, Message, Shape
 from models.compression.schemes.memory import ErrorFeedback, NoMemory
-from models.compression.schemes.scatter_gather import ScatterGather
+from models.compression.schemes.scatter_gather import Compressor, ScatterGather
 from models.compression.schemes.stripes import FlatLayout
 
 
@@ -28,7 +28,7 @@ def scaled_sign(*, error_feedback: bool) -> Codec:
     return ScatterGather("scaled_sign", ScaledSignQuantiser("mean"), memory, owner_feedback=error_feedback)
 
 
-class ScaledSignQuantiser:
+class ScaledSignQuantiser(Compressor):
     """Sends packed signs, then the scale of each part.
 
         "mean":  mean(|p|), for which |p - Q(p)|^2 = |p|_2^2 - |p|_1^2 / n is smallest
@@ -37,9 +37,6 @@ class ScaledSignQuantiser:
     Args:
         scale: "mean" or "norm".
     """
-
-    compiled = True
-    native = None
 
     def __init__(self, scale: Literal["mean", "norm"]) -> None:
         """Cut tensors at any multiple of 8 elements."""

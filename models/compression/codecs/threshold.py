@@ -6,7 +6,7 @@ from models.compression.arithmetic.graph import fused
 from models.compression.arithmetic.selection import decode_signs, encode_signs, scatter_rows
 from models.compression.codec import Codec, Message, Shape
 from models.compression.schemes.memory import ErrorFeedback
-from models.compression.schemes.scatter_gather import ScatterGather
+from models.compression.schemes.scatter_gather import Compressor, ScatterGather
 from models.compression.schemes.stripes import FlatLayout
 
 
@@ -33,11 +33,10 @@ def threshold(*, tau: float) -> Codec:
     return ScatterGather("threshold", ThresholdQuantiser(tau), ErrorFeedback(), owner_feedback=True)
 
 
-class ThresholdQuantiser:
+class ThresholdQuantiser(Compressor):
     """Sends places with their signs."""
 
     compiled = False
-    native = None
 
     def __init__(self, tau: float) -> None:
         """Store the threshold."""

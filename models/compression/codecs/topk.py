@@ -11,7 +11,7 @@ from models.compression.arithmetic.selection import clear, gather_once, scatter_
 from models.compression.codec import Codec, Message, Shape
 from models.compression.schemes.memory import ErrorFeedback, NoMemory
 from models.compression.schemes.piecewise import PiecewiseConstant, density_by_step, elements_to_send
-from models.compression.schemes.scatter_gather import ScatterGather
+from models.compression.schemes.scatter_gather import Compressor, ScatterGather
 from models.compression.schemes.stripes import FlatLayout
 
 
@@ -61,7 +61,7 @@ def owner_sparsifier(density: PiecewiseConstant, owner_factor: float) -> "TopKSp
     return TopKSparsifier(density.scaled(owner_factor))
 
 
-class TopKSparsifier:
+class TopKSparsifier(Compressor):
     """Sends places, then values."""
 
     # The number of elements that reach the bound in `select_largest` depends on the data.

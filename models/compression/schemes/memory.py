@@ -1,7 +1,6 @@
 """Worker memories: the parts of its own gradients that a rank keeps and adds to later gradients."""
 
 from collections.abc import Callable
-from typing import Protocol
 
 import tensorflow as tf
 
@@ -10,14 +9,16 @@ from models.compression.codec import Memory, Shape, StateSpec
 Clear = Callable[[tf.Tensor], tf.Tensor]
 
 
-class WorkerMemory(Protocol):
-    """Corrects a gradient before it is encoded, and stores the residual."""
+class WorkerMemory:
+    """Corrects a gradient before it is encoded, and stores the residual; these methods do neither."""
 
     def state_specs(self, shape: Shape, *, dense: bool) -> dict[str, StateSpec]:
         """Return the state of one tensor; `dense` if it is never sent compressed."""
+        return {}
 
     def advance(self, gradient: tf.Tensor, memory: Memory) -> tuple[tf.Tensor, Memory]:
         """Return the tensor to encode for the gradient; the caller adds the state "residual" if there is one."""
+        return gradient, memory
 
     def keep(self, remainder: tf.Tensor, clear: Clear, memory: Memory) -> Memory:
         """Store the remainder: the encoded tensor minus the decoded message.
@@ -27,39 +28,22 @@ class WorkerMemory(Protocol):
             clear: Returns a tensor of that shape with zeros where elements were sent exactly.
             memory: The memory that `advance` has returned.
         """
+        return memory
 
     def finish(self, result: tf.Tensor, memory: Memory) -> Memory:
         """Return the memory after the exchange, whose result is equal on every rank."""
+        return memory
 
     def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
         """Return the result for a mean that was sent dense; see `Codec.after_dense`."""
-
-
-class NoMemory:
-    """No state: everything that a message leaves out is lost. It is for unbiased codecs, and a baseline."""
-
-    def state_specs(self, shape: Shape, *, dense: bool) -> dict[str, StateSpec]:
-        """Return no state."""
-        return {}
-
-    def advance(self, gradient: tf.Tensor, memory: Memory) -> tuple[tf.Tensor, Memory]:
-        """Return the gradient unchanged."""
-        return gradient, memory
-
-    def keep(self, remainder: tf.Tensor, clear: Clear, memory: Memory) -> Memory:
-        """Store nothing."""
-        return memory
-
-    def finish(self, result: tf.Tensor, memory: Memory) -> Memory:
-        """Store nothing."""
-        return memory
-
-    def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
-        """Return the mean unchanged."""
         return mean, memory
 
 
-class ErrorFeedback(NoMemory):
+class NoMemory(WorkerMemory):
+    """No state: everything that a message leaves out is lost. It is for unbiased codecs, and a baseline."""
+
+
+class ErrorFeedback(WorkerMemory):
     """Adds the residual, which was not sent, to the next gradient.
 
         p = g + residual;  send Q(p);  residual = p - Q(p)
@@ -79,7 +63,7 @@ class ErrorFeedback(NoMemory):
         return {**memory, "residual": remainder}
 
 
-class MomentumCorrection(NoMemory):
+class MomentumCorrection(WorkerMemory):
     """Error feedback on velocities instead of gradients.
 
         u = momentum * u + g;  v = v + u            (Nesterov: u = momentum * (u + g);  v = v + u + g)

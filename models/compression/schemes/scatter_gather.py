@@ -11,18 +11,14 @@ from models.compression.schemes.stripes import Layout, clear_padding
 
 
 class Compressor(Protocol):
-    """A quantiser or sparsifier: turns parts of a tensor into fewer bytes, and back."""
+    """A quantiser or sparsifier: turns parts of a tensor into fewer bytes, and back. All of them inherit it."""
 
-    compiled: bool
+    compiled: bool = True
     """Whether XLA may compile encode and decode."""
-
-    @property
-    def layout(self) -> Layout:
-        """How tensors are cut into parts."""
-
-    @property
-    def native(self) -> "NativeCompressor | None":
-        """The same compressor in C++, or None if it cannot run here."""
+    native: "NativeCompressor | None" = None
+    """The same compressor in C++, or None if it cannot run here."""
+    layout: Layout
+    """How tensors are cut into parts."""
 
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
         """Return a message with one row per part, and the remainder: `parts` minus the decoded message.

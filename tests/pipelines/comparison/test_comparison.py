@@ -25,7 +25,7 @@ from pipelines.comparison.run import (
     read_runs,
     save_runs,
 )
-from pipelines.comparison.tables import efficiency, runs_csv, speedup, table_csv, target_rows
+from pipelines.comparison.tables import csv_of, efficiency, runs_csv, speedup, table_rows, target_rows
 from pipelines.tracking.store import runs as store_runs
 from pipelines.tracking.store.recorded import RecordedRun, recorded_trainings
 
@@ -270,7 +270,7 @@ def test_tables_as_csv(fabricate: Fabricate) -> None:
     for seed in (0, 1):
         fabricate("csv", f"training.seed={seed}", name="=HYPERLINK()", images_per_second=16.0)
     parts = parts_of(read("csv"), "val/top_1")
-    (row,) = csv.DictReader(io.StringIO(table_csv(parts, "val/top_1", [0.5])))
+    (row,) = csv.DictReader(io.StringIO(csv_of(table_rows(parts, "val/top_1", [0.5]))))
     assert row == row | {
         "seeds": "2",
         "val/top_1 best": "0.6",
@@ -288,7 +288,7 @@ def test_tables_as_csv(fabricate: Fabricate) -> None:
 def test_a_training_that_failed_early_does_not_say_how_long_the_others_took(fabricate: Fabricate) -> None:
     fabricate("early", "training.seed=0", "training.epochs=3", losses=(2.0,), scores=(0.2,), status="FAILED")
     fabricate("early", "training.seed=1")
-    (row,) = csv.DictReader(io.StringIO(table_csv([part_of("early")], "val/top_1", [0.5])))
+    (row,) = csv.DictReader(io.StringIO(csv_of(table_rows([part_of("early")], "val/top_1", [0.5]))))
     assert row == row | {"seeds in the mean": "1", "epochs": "3", "steps": "12"}
 
 
