@@ -75,20 +75,15 @@ def table(points: Sequence[RatePoint], suggestion: Suggestion | None) -> list[st
     """Return the rate and the losses at every fifteenth of the test and at its last steps, as lines of text."""
     every = max(1, round(len(points) / _LINES))
     shown = {*range(0, len(points), every), len(points) - 1}
-    if suggestion is not None:
-        shown |= {step for step, point in enumerate(points) if point.rate in (suggestion.steepest, suggestion.lowest)}
+    marks = {} if suggestion is None else {"steepest": suggestion.steepest, "lowest": suggestion.lowest}
+    shown |= {step for step, point in enumerate(points) if point.rate in marks.values()}
     lines = [f"{'step':>6} {'rate':>12} {'loss':>10} {'smoothed':>10}"]
     for step in sorted(shown):
         point = points[step]
-        notes = [] if suggestion is None else _notes(point, suggestion)
+        notes = [name for name, rate in marks.items() if rate == point.rate]
         text = f"{step:>6} {point.rate:>12.4g} {point.loss:>10.4f} {point.smoothed:>10.4f}  {', '.join(notes)}"
         lines.append(text.rstrip())
     return lines
-
-
-def _notes(point: RatePoint, suggestion: Suggestion) -> list[str]:
-    notes = {"steepest": suggestion.steepest, "lowest": suggestion.lowest}
-    return [name for name, rate in notes.items() if rate == point.rate]
 
 
 def conclusion(config: RunConfig, test: RangeTest, suggestion: Suggestion | None) -> list[str]:

@@ -55,26 +55,24 @@ def schedule_table(config: RunConfig, images: int) -> list[str]:
     steps, epochs = _steps(config, images), config.training.epochs
     total, peak = steps * epochs, peak_learning_rate(config.optimizer, config.global_batch_size)
     rate = make_schedule(config, steps)
-    points: dict[int, str] = {part * total // _PARTS: "" for part in range(_PARTS)}
+    points: dict[int, list[str]] = {part * total // _PARTS: [] for part in range(_PARTS)}
+    points[0].append("first step")
     for name, step in boundary_steps(config.schedule, epochs, steps):
         if step > 0:
-            points.setdefault(step - 1, "")
+            points.setdefault(step - 1, [])
         if step < total:
-            # Milestones of a very short run may share a step.
-            points[step] = ", ".join(filter(None, [points.get(step), name]))
+            points.setdefault(step, []).append(name)  # milestones of a very short run may share a step
     for part in scaled_epochs(config.input, config.schedule.recipe_epochs, epochs, steps):
         text = "full images" if part.scale == 1 else f"images scaled by {part.scale:g}"
-        points[part.first * steps] = ", ".join(filter(None, [points.get(part.first * steps), text]))
-    points[0] = ", ".join(filter(None, ["first step", points[0]]))
-    points.setdefault(total - 1, "")
-    points[total - 1] = ", ".join(filter(None, [points[total - 1], "last step"]))
+        points.setdefault(part.first * steps, []).append(text)
+    points.setdefault(total - 1, []).append("last step")
     return [
         f"peak {peak:g}, global batch {config.global_batch_size:,}, {images:,} images, "
         f"{steps:,} steps an epoch, {epochs} epochs, {total:,} steps",
         f"{'step':>12} {'epoch':>9} {'rate':>13}",
         *(
-            f"{step:>12,} {step / steps:>9.2f} {rate(step):>13.6g}  {text}".rstrip()
-            for step, text in sorted(points.items())
+            f"{step:>12,} {step / steps:>9.2f} {rate(step):>13.6g}  {', '.join(names)}".rstrip()
+            for step, names in sorted(points.items())
         ),
     ]
 

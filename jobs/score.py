@@ -76,23 +76,13 @@ def score(config: RunConfig, model_uri: str, location: str, output: str, map_fil
         say(f"{folder} is finished already; left as it is")
         scored = scored_before(source, folder)
     else:
-        scored = _score(config, model, read_model_file(served), source, folder, settings)
+        file = read_model_file(served)
+        session = spark_session("groundswell score", config.launch.master, runs_on_connect=True)
+        with session as spark, closing(SamplesDisplay()) as display:
+            scored = score_source(spark, model, file, source, folder, settings, say=say, progress=display)
     if map_file is not None:
         _draw(source, folder, map_file, config.score.map_tile)
     return scored
-
-
-def _score(
-    config: RunConfig,
-    model: ModelDescription,
-    file: bytes,
-    source: Source,
-    folder: Location,
-    settings: ScoreSettings,
-) -> Scored:
-    session = spark_session("groundswell score", config.launch.master, runs_on_connect=True)
-    with session as spark, closing(SamplesDisplay()) as display:
-        return score_source(spark, model, file, source, folder, settings, say=say, progress=display)
 
 
 def _source(config: RunConfig, folder: Location) -> Source:

@@ -33,7 +33,6 @@ from pipelines.training.checkpoint.files import list_checkpoints
 from pipelines.training.driver.checks import check_dataset, check_output, check_resume
 from pipelines.training.driver.output import check_place
 from pipelines.training.driver.run import (
-    DriverRecord,
     is_divergence,
     newest_resumable,
     recorded_run,
@@ -156,7 +155,10 @@ def train_on(
     check_output(config.training, config.dataset.path)
     display, shortage = TrainingDisplay(), ShortageHint(config)
     with recorded_run(config, manifest, display.tracking, tags) as record:
-        _say_where(record)
+        if record.run.is_offline:
+            say(f"run {record.run.run_id}: {_kept(record.place)}")
+        else:
+            say(f"MLflow run {record.run.run_id} in {redacted(record.run.uri)}")
         _say_sizes(config, manifest)
         if VALIDATION_SPLIT not in manifest.splits:
             say("the dataset has no validation split: only the training loss will tell trainings apart")
@@ -200,13 +202,6 @@ def train_on(
         summary.history[summary.model_epoch - 1],
     )
     return TrainedRun(record.run, summary, record.place)
-
-
-def _say_where(record: DriverRecord) -> None:
-    if record.run.is_offline:
-        say(f"run {record.run.run_id}: {_kept(record.place)}")
-    else:
-        say(f"MLflow run {record.run.run_id} in {redacted(record.run.uri)}")
 
 
 def _say_sizes(config: RunConfig, manifest: Manifest) -> None:

@@ -49,6 +49,20 @@ class Layers:
         )
         return layer(features)
 
+    def convolved(
+        self,
+        features: keras.KerasTensor,
+        channels: int,
+        kernel_size: int,
+        *,
+        stride: int = 1,
+        name: str,
+        number: str = "",
+    ) -> keras.KerasTensor:
+        """Convolve, normalise, and set negative features to 0: the layers `<name>_conv`, `_bn` and `_relu`."""
+        features = self.convolution(features, channels, kernel_size, stride=stride, name=f"{name}_conv{number}")
+        return self.activation(self.normalisation(features, name=f"{name}_bn{number}"), name=f"{name}_relu{number}")
+
     def last_normalisation(self, features: keras.KerasTensor, *, name: str) -> keras.KerasTensor:
         """Normalise the residual of a block, which starts with 0 if `zero_init_residual` is set.
 

@@ -55,8 +55,7 @@ def resnet(
         zero_init_residual=zero_init_residual,
         blocks=sum(BLOCKS_PER_STAGE[depth]),
     )
-    features = layers.convolution(images, scaled(STAGE_CHANNELS[0], width_factor), 7, stride=2, name="stem_conv")
-    features = layers.activation(layers.normalisation(features, name="stem_bn"), name="stem_relu")
+    features = layers.convolved(images, scaled(STAGE_CHANNELS[0], width_factor), 7, stride=2, name="stem")
     features = keras.layers.MaxPooling2D(3, strides=2, padding="same", dtype=dtype, name="stem_pool")(features)
     for stage, (channels, blocks) in enumerate(zip(STAGE_CHANNELS, BLOCKS_PER_STAGE[depth], strict=True), start=1):
         for number in range(1, blocks + 1):
@@ -78,8 +77,7 @@ def _joined(
 def _basic_block(
     layers: Layers, features: keras.KerasTensor, channels: int, stride: int, name: str
 ) -> keras.KerasTensor:
-    residual = layers.convolution(features, channels, 3, stride=stride, name=f"{name}_conv1")
-    residual = layers.activation(layers.normalisation(residual, name=f"{name}_bn1"), name=f"{name}_relu1")
+    residual = layers.convolved(features, channels, 3, stride=stride, name=name, number="1")
     residual = layers.convolution(residual, channels, 3, name=f"{name}_conv2")
     residual = layers.last_normalisation(residual, name=f"{name}_bn2")
     return _joined(layers, features, residual, stride, name)
@@ -88,10 +86,8 @@ def _basic_block(
 def _bottleneck_block(
     layers: Layers, features: keras.KerasTensor, channels: int, stride: int, name: str
 ) -> keras.KerasTensor:
-    residual = layers.convolution(features, channels, 1, name=f"{name}_conv1")
-    residual = layers.activation(layers.normalisation(residual, name=f"{name}_bn1"), name=f"{name}_relu1")
-    residual = layers.convolution(residual, channels, 3, stride=stride, name=f"{name}_conv2")
-    residual = layers.activation(layers.normalisation(residual, name=f"{name}_bn2"), name=f"{name}_relu2")
+    residual = layers.convolved(features, channels, 1, name=name, number="1")
+    residual = layers.convolved(residual, channels, 3, stride=stride, name=name, number="2")
     residual = layers.convolution(residual, _BOTTLENECK_EXPANSION * channels, 1, name=f"{name}_conv3")
     residual = layers.last_normalisation(residual, name=f"{name}_bn3")
     return _joined(layers, features, residual, stride, name)

@@ -54,8 +54,7 @@ def resnet9(
     layers = Layers(
         dtype, stochastic_depth=stochastic_depth, zero_init_residual=zero_init_residual, blocks=len(WITH_BLOCK)
     )
-    features = layers.convolution(images, scaled(STEM_CHANNELS, width_factor), 3, stride=stem_stride, name="stem_conv")
-    features = layers.activation(layers.normalisation(features, name="stem_bn"), name="stem_relu")
+    features = layers.convolved(images, scaled(STEM_CHANNELS, width_factor), 3, stride=stem_stride, name="stem")
     for stage, channels in enumerate(STAGE_CHANNELS, start=1):
         name = f"stage{stage}"
         features = layers.convolution(features, scaled(channels, width_factor), 3, name=f"{name}_conv")
@@ -68,8 +67,7 @@ def resnet9(
 
 def _block(layers: Layers, features: keras.KerasTensor, name: str) -> keras.KerasTensor:
     channels = features.shape[-1]
-    residual = layers.convolution(features, channels, 3, name=f"{name}_conv1")
-    residual = layers.activation(layers.normalisation(residual, name=f"{name}_bn1"), name=f"{name}_relu1")
+    residual = layers.convolved(features, channels, 3, name=name, number="1")
     residual = layers.convolution(residual, channels, 3, name=f"{name}_conv2")
     residual = layers.last_normalisation(residual, name=f"{name}_bn2")
     return layers.activation(layers.add(features, residual, name=f"{name}_add"), name=f"{name}_relu")

@@ -81,8 +81,7 @@ def resnet_cifar(
 def _basic_block(
     layers: Layers, features: keras.KerasTensor, channels: int, stride: int, name: str
 ) -> keras.KerasTensor:
-    residual = layers.convolution(features, channels, 3, stride=stride, name=f"{name}_conv1")
-    residual = layers.activation(layers.normalisation(residual, name=f"{name}_bn1"), name=f"{name}_relu1")
+    residual = layers.convolved(features, channels, 3, stride=stride, name=name, number="1")
     residual = layers.convolution(residual, channels, 3, name=f"{name}_conv2")
     residual = layers.last_normalisation(residual, name=f"{name}_bn2")
     joined = layers.add(_shortcut(layers, features, channels, stride, name), residual, name=f"{name}_add")

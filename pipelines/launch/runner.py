@@ -42,7 +42,7 @@ from pipelines.launch.wire.channel import DriverChannel, ResultLostError
 from pipelines.launch.wire.messages import Go, JsonObject
 from pipelines.launch.wire.rendezvous import RendezvousServer
 from pipelines.machine.notebook import quieten_spark
-from pipelines.machine.open_files import allow_open_files
+from pipelines.machine.proc import allow_open_files
 from pipelines.machine.versions import imported_version
 from pipelines.storage.locations import local_path
 

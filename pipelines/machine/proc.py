@@ -1,7 +1,12 @@
-"""Reads Linux's data on a machine, its processes and control groups; the only reader of /proc and /sys/fs/cgroup."""
+"""Reads Linux's data on a machine, its processes and control groups, and raises this process's limit of open files.
+
+This is the only reader of /proc and /sys/fs/cgroup.
+"""
 
 import os
 import re
+import resource
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -120,3 +125,12 @@ def nvidia_kernel_module() -> str:
     """Return the version text of NVIDIA's kernel module; empty without the module."""
     file = Path("/proc/driver/nvidia/version")
     return file.read_text() if file.is_file() else ""
+
+
+def allow_open_files() -> int:
+    """Raise this process's own limit, which is usually 1024, to the allowed maximum; return the limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if allowed == resource.RLIM_INFINITY else allowed

@@ -1,27 +1,10 @@
 """The division of a tensor into one part per rank; the part's owner sums it for all ranks."""
 
 import math
-from typing import Protocol
 
 import tensorflow as tf
 
 from models.compression.codec import Shape
-
-
-class Layout(Protocol):
-    """Cuts a tensor into equal parts, padded with zeros, and joins them again."""
-
-    def part_shape(self, shape: Shape, size: int) -> Shape:
-        """Return the shape of one of `size` parts."""
-
-    def split(self, tensor: tf.Tensor, size: int) -> tf.Tensor:
-        """Return the parts, `(size, *part_shape)`."""
-
-    def join(self, parts: tf.Tensor, shape: Shape) -> tf.Tensor:
-        """Return the tensor of `shape` without the padding."""
-
-    def real(self, shape: Shape, size: int) -> list[int]:
-        """Return for each part the number of entries along its last axis that are not padding."""
 
 
 class FlatLayout:
@@ -87,6 +70,14 @@ class ColumnLayout:
     def real(self, shape: Shape, size: int) -> list[int]:
         """Return the number of columns of each part; the last parts may hold fewer."""
         return _filled(shape[-1], self.part_shape(shape, size)[-1], size)
+
+
+Layout = FlatLayout | ColumnLayout
+"""How a tensor is cut into equal parts, padded with zeros, and joined again.
+
+`split` returns the parts `(size, *part_shape)`, and `join` the tensor without the padding. `real` returns for each part
+the number of entries along its last axis that are not padding.
+"""
 
 
 def clear_padding(parts: tf.Tensor, real: list[int]) -> tf.Tensor:

@@ -22,7 +22,7 @@ from pipelines.dataset.gather import Gather, make_gather
 from pipelines.dataset.read.buffers import BufferPool, Memory
 from pipelines.dataset.read.cache import default_cache_folder
 from pipelines.dataset.read.split_files import REPAIR, REPAIR_VERIFIED, SplitFiles
-from pipelines.machine.open_files import allow_open_files
+from pipelines.machine.proc import allow_open_files
 from pipelines.storage.folder import Location
 
 Verify = Literal["first_epoch", "always", "never"]
