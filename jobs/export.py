@@ -43,17 +43,15 @@ def export_model(place: Location, checkpoint: Location | None = None) -> str:
             f"there is no run {place.name} under {place.parent}: give the training.output of the run by --output"
         )
     with held_run(place):
-        return _export(local_records(place), place / CHECKPOINTS, checkpoint)
-
-
-def _export(folder: Path, checkpoints: Location, checkpoint: Location | None) -> str:
-    local = read_local_run(folder)
-    if local is not None and not local.is_stored:
-        raise ValueError(
-            f"MLflow does not have run {folder.name} yet: `groundswell sync --output {folder.parent}` writes it, with "
-            "its model"
-        )
-    return log_model_of(folder, TrackedRun(tracking_uri(), folder.resolve().name), checkpoint, checkpoints)
+        folder = local_records(place)
+        local = read_local_run(folder)
+        if local is not None and not local.is_stored:
+            raise ValueError(
+                f"MLflow does not have run {folder.name} yet: `groundswell sync --output {folder.parent}` writes it, "
+                "with its model"
+            )
+        run = TrackedRun(tracking_uri(), folder.resolve().name)
+        return log_model_of(folder, run, checkpoint, place / CHECKPOINTS)
 
 
 def main(arguments: argparse.Namespace, result: Result) -> None:

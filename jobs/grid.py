@@ -234,13 +234,10 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
         run_grid(cells, results, arguments.grid.stem, text, result)
     finally:
         results.close()
-        _say_states(cells, results.cells)
+        lines = results.cells
+        states = Counter(lines[each.digest].status if each.digest in lines else "open" for each in cells)
+        say(f"{len(cells)} cells: {', '.join(f'{number} {state}' for state, number in states.items())}")
     say(f"results  {path}", f"compare  groundswell compare --results {shlex.quote(str(path))}")
-
-
-def _say_states(cells: Sequence[PlannedCell], lines: Mapping[str, CellLine]) -> None:
-    states = Counter(lines[each.digest].status if each.digest in lines else "open" for each in cells)
-    say(f"{len(cells)} cells: {', '.join(f'{number} {state}' for state, number in states.items())}")
 
 
 if __name__ == "__main__":

@@ -91,7 +91,9 @@ def probe(config: RunConfig, model_uri: str, result: Result | None = None) -> Pr
                 batch_size=config.training.batch_size_per_worker,
                 threads=config.launch.threads_per_worker,
                 say=say,
-                progress=partial(_show_samples, samples),
+                progress=lambda done, total: samples.move(
+                    "features", done, total, "", f"features: {done:,} of {total:,} samples"
+                ),
             )
             samples.close()
             # NumPy computes the fit: GPUs are only for the features.
@@ -104,10 +106,6 @@ def probe(config: RunConfig, model_uri: str, result: Result | None = None) -> Pr
         result.run_id = run.run_id
     evaluation = Evaluation(measured.metrics, measured.per_class, split=TEST_SPLIT, run=run)
     return Probed(evaluation, own.metrics if own is not None else None, fitted)
-
-
-def _show_samples(bar: Bar, done: int, total: int) -> None:
-    bar.move("features", done, total, "", f"features: {done:,} of {total:,} samples")
 
 
 def _show_fit(bar: Bar, event: Event) -> None:

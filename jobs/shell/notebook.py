@@ -25,9 +25,5 @@ def show_configurations() -> None:
     # A script may import a kernel's package and have no shell.
     shell: Any = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None:
-        shell.display_formatter.formatters["text/html"].for_type(RunConfig, html_of)
-
-
-def html_of(config: RunConfig) -> str:
-    """Return the text of a configuration for a cell."""
-    return f"<pre>{escape(to_yaml(config))}</pre>"
+        html = shell.display_formatter.formatters["text/html"]
+        html.for_type(RunConfig, lambda config: f"<pre>{escape(to_yaml(config))}</pre>")

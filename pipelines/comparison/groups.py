@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, get_args
 
 from conf.keys import find, nested
-from pipelines.comparison.facts import Facts, facts_of, is_better, number, peak_rate
+from pipelines.comparison.facts import Facts, facts_of, is_better, number
 from pipelines.comparison.run import DEFAULT_READER, EPOCH, PAYLOAD, SECONDS, SEED, STEP, ComparedRun
 from pipelines.tracking.metrics import is_lower_better
 
@@ -85,11 +85,6 @@ class Group:
     def settings(self) -> dict[str, str]:
         """The settings of the trainings except the seed."""
         return {key: value for key, value in self.first.run.settings.items() if key != SEED}
-
-    @property
-    def peak_rate(self) -> float | None:
-        """Peak of the learning rate."""
-        return peak_rate(self.first.run)
 
     @property
     def score(self) -> Spread | None:

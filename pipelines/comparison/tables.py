@@ -5,7 +5,7 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipelines.comparison.facts import Facts, number, warmup_text
+from pipelines.comparison.facts import Facts, number, peak_rate, warmup_text
 from pipelines.comparison.groups import DatasetGroups, Group, Spread, baseline_of, word_of
 from pipelines.comparison.run import SEED
 from pipelines.dataset.report.tables import shorten
@@ -29,7 +29,7 @@ def recipe_rows(part: DatasetGroups) -> list[dict[str, Any]]:
             "batch": _shown(group.first.global_batch_size, "{:,}".format),
             "workers": _shown(group.first.workers, "{:,}".format),
             "warmup": warmup_text(group.first.run),
-            "rate": _shown(group.peak_rate, "{:.4g}".format),
+            "rate": _shown(peak_rate(group.first.run), "{:.4g}".format),
             "optimizer": shorten(group.settings.get("optimizer.name", UNKNOWN)),
             "codec": shorten(group.settings.get("exchange.codec.name", UNKNOWN)),
             "precision": shorten(group.settings.get("training.precision", UNKNOWN)),
@@ -203,7 +203,7 @@ def _recipe_values(group: Group) -> dict[str, Any]:
         "batch": first.global_batch_size,
         "workers": first.workers,
         "warm-up": warmup_text(first.run),
-        "rate": group.peak_rate,
+        "rate": peak_rate(first.run),
         "optimizer": group.settings.get("optimizer.name"),
         "codec": group.settings.get("exchange.codec.name"),
         "precision": group.settings.get("training.precision"),
