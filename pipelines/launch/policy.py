@@ -1,4 +1,4 @@
-"""The rules for another attempt: when the runner makes one, after which wait and with how many ranks."""
+"""The limits of an attempt, and the rules for another one: when, after which wait and with how many ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +23,22 @@ class Attempt:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """The time limits of every attempt, in seconds."""
+
+    start: float
+    """Seconds within which all ranks must begin."""
+    hang: float | None
+    """Seconds that a rank may be silent; None: no limit."""
+    stop_grace: float
+    """Seconds within which ranks must end after a request to stop."""
+
+    def __post_init__(self) -> None:
+        if self.stop_grace < 0:
+            raise ValueError(f"stop_grace={self.stop_grace} is negative")
+
+
+@dataclass(frozen=True)
 class RetryPolicy:
     """The retry policy: only infrastructure failures are retried, not exceptions of the function."""
 
@@ -31,6 +47,10 @@ class RetryPolicy:
     """Seconds before the first further attempt; doubled for each later one."""
     allowed_sizes: Sequence[int]
     """Numbers of ranks that a further attempt may have when slots are lost."""
+
+    def __post_init__(self) -> None:
+        if self.retries < 0:
+            raise ValueError(f"retries={self.retries} is negative")
 
     def retries_after(self, attempt: Attempt, error: InfrastructureError) -> bool:
         """Return whether another attempt follows."""

@@ -19,7 +19,6 @@ from pipelines.launch.driver.joining import Joining
 from pipelines.launch.driver.jvm import naming_a_dead_jvm
 from pipelines.launch.driver.listener import Listener, LogToDriver
 from pipelines.launch.driver.local_tasks import LOOPBACK, LocalTasks
-from pipelines.launch.driver.members import Limits
 from pipelines.launch.driver.placement import Placement, devices_of_hosts, place
 from pipelines.launch.driver.preflight import (
     check_cluster,
@@ -32,7 +31,7 @@ from pipelines.launch.driver.preflight import (
 )
 from pipelines.launch.driver.supervisor import Supervisor
 from pipelines.launch.driver.termination import Termination, delayed_sigterm
-from pipelines.launch.policy import Attempt, RetryPolicy
+from pipelines.launch.policy import Attempt, Limits, RetryPolicy
 from pipelines.launch.rank.fork_server import FORK_SERVER_VARIABLE
 from pipelines.launch.rank.membership import CYCLE_TIME
 from pipelines.launch.rank.process import THREAD_VARIABLES, inherited_settings
@@ -40,7 +39,7 @@ from pipelines.launch.rank.report import ATTEMPT_VARIABLE
 from pipelines.launch.rank.task import Launch, RankResult
 from pipelines.launch.wire.channel import DriverChannel, ResultLostError
 from pipelines.launch.wire.messages import Go, JsonObject
-from pipelines.launch.wire.rendezvous import RendezvousServer
+from pipelines.launch.wire.rendezvous import Rendezvous
 from pipelines.machine.notebook import quieten_spark
 from pipelines.machine.proc import allow_open_files
 from pipelines.machine.versions import imported_version
@@ -129,10 +128,8 @@ class BarrierRunner:
             raise ValueError(f"num_workers={num_workers}: at least one worker is needed")
         if log_to_driver not in get_args(LogToDriver):
             raise ValueError(f"log_to_driver={log_to_driver!r} is not one of {', '.join(get_args(LogToDriver))}")
-        if retries < 0:
-            raise ValueError(f"retries={retries} is negative")
-        if stop_grace < 0:
-            raise ValueError(f"stop_grace={stop_grace} is negative")
+        self._policy = RetryPolicy(retries, retry_wait, tuple(allowed_sizes))
+        self._limits = Limits(start_timeout, hang_timeout, stop_grace)
         self._spark = spark
         self._num_workers, self._gpus_per_worker, self._picks_gpu = num_workers, gpus_per_worker, picks_gpu
         threads = dict.fromkeys(THREAD_VARIABLES, str(threads_per_worker)) if threads_per_worker else {}
@@ -144,8 +141,6 @@ class BarrierRunner:
                 "spares, Horovod 0.28 takes another size for its fusion buffer: unset it"
             )
         self._description = description
-        self._limits = Limits(start_timeout, hang_timeout, stop_grace)
-        self._policy = RetryPolicy(retries, retry_wait, tuple(allowed_sizes))
         self._spares, self._exchange_timeout = spares, exchange_timeout
         self._accept_unencrypted = accept_unencrypted
         self._log_to_driver = log_to_driver
@@ -258,7 +253,10 @@ class BarrierRunner:
         with ExitStack() as stack:
             channel = DriverChannel(host, bind)
             stack.callback(channel.close)
-            rendezvous = _Rendezvous(host, bind, attempt.num_workers, channel, self._env)
+            stays_open = self._env.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0") not in ("0", "")
+            rendezvous = Rendezvous(
+                host, bind, attempt.num_workers, lambda address: address in channel.peers, stay_open=stays_open
+            )
             stack.callback(rendezvous.close)
             tasks = self._start_tasks(channel, payload, attempt)
             stack.callback(tasks.close)
@@ -306,30 +304,6 @@ class BarrierRunner:
             for rank in range(attempt.num_workers):
                 listener.heading(rank, f"--- attempt {attempt.number}, after: {attempt.after}")
         return listener
-
-
-class _Rendezvous:
-    """The rendezvous server of one attempt's ranks; each join gets a new server."""
-
-    def __init__(self, host: str, bind: str, size: int, channel: DriverChannel, env: dict[str, str]) -> None:
-        self._host, self._bind, self._size, self._channel = host, bind, size, channel
-        self._stays_open = env.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0") not in ("0", "")
-        self._server: RendezvousServer | None = None
-
-    def open(self) -> dict[str, str]:
-        """Open a new server, and return the variables with its address."""
-        self.close()
-        self._server = RendezvousServer(
-            self._bind, self._size, lambda address: address in self._channel.peers, stay_open=self._stays_open
-        )
-        return {
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": self._host,
-            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self._server.port),
-        }
-
-    def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
 
 
 def _check_open_files(num_workers: int) -> None:

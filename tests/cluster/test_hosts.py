@@ -21,6 +21,7 @@ from pipelines.launch.driver import preflight
 from pipelines.launch.driver.placement import place
 from pipelines.launch.rank.report import attempt, report, step_done
 from pipelines.launch.runner import BarrierRunner
+from pipelines.launch.wire import rendezvous
 from pipelines.launch.wire.channel import DriverChannel
 from pipelines.launch.wire.rendezvous import RendezvousServer
 from tests.patience import wait_until
@@ -106,7 +107,7 @@ def flood(address: str, ports: Sequence[int], requests: int) -> dict[str, int]:
                     case 0:
                         nonce = stranger.recv(32)
                         own = secrets.token_bytes(32)
-                        stranger.sendall(own + hmac.digest(secrets.token_bytes(32), b"task" + nonce + own, "sha256"))
+                        stranger.sendall(own + hmac.digest(secrets.token_bytes(32), b"client" + nonce + own, "sha256"))
                     case 1:
                         stranger.sendall(b"PUT /global/0 HTTP/1.1\r\nContent-Length: 1\r\n\r\nx")
                     case 2:
@@ -148,7 +149,7 @@ def run_and_tell_ports(host: str, folder: str) -> tuple[int, list[str]]:
             time.sleep(0.01)
         return number
 
-    with patch.multiple(runner, DriverChannel=channel, RendezvousServer=server):
+    with patch.object(runner, "DriverChannel", channel), patch.object(rendezvous, "RendezvousServer", server):
         numbers = BarrierRunner(
             session(host),
             RANKS,
@@ -158,7 +159,7 @@ def run_and_tell_ports(host: str, folder: str) -> tuple[int, list[str]]:
     assert reports == list(range(1, numbers[0] + 1)), "reports were lost or out of order"
     assert [line for line in lines if line.startswith("line")] == [f"line {n + 1}" for n in range(numbers[0])]
     assert servers[-1].get("global", "0") is None, "a stranger wrote to the rendezvous"
-    return channels[-1]._refused, sorted(channels[-1].peers)
+    return channels[-1]._server.refused, sorted(channels[-1].peers)
 
 
 def test_strangers_of_another_host_are_refused_while_a_job_runs(cluster: Any, tmp_path: Path) -> None:

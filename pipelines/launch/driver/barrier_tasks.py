@@ -11,7 +11,8 @@ from pyspark.sql import SparkSession
 from pipelines.launch.driver.failure import InfrastructureError
 from pipelines.launch.driver.jvm import SparkGoneError, is_jvm_gone, reason_of
 from pipelines.launch.driver.preflight import decommissioned_executor, is_local
-from pipelines.launch.rank.task import Launch, RankResult, Site, run_task
+from pipelines.launch.rank.host import Site
+from pipelines.launch.rank.task import Launch, RankResult, run_task
 
 CANCEL_SECONDS = 10.0
 """Seconds that Spark may take to end a cancelled stage."""

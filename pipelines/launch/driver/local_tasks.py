@@ -4,7 +4,8 @@ import os
 import threading
 from pathlib import Path
 
-from pipelines.launch.rank.task import Launch, RankFailedError, RankResult, Site, run_task
+from pipelines.launch.rank.host import Site
+from pipelines.launch.rank.task import Launch, RankFailedError, RankResult, run_task
 
 LOOPBACK = "127.0.0.1"
 _END_SECONDS = 10.0

@@ -1,4 +1,4 @@
-"""The state of each task of an attempt, and what the driver reads from Spark's messages and from stacks."""
+"""The state of each task of an attempt, and what the driver reads from Spark's messages."""
 
 import re
 import time
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pipelines.launch.driver.failure import Outcome
+from pipelines.launch.driver.status import RankStatus
 from pipelines.launch.rank.rank_log import LAST_LINES
 from pipelines.launch.wire.messages import Hello
 
@@ -25,18 +26,6 @@ class Tasks(Protocol):
 
     def finished(self) -> bool:
         """Return whether all tasks have ended."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The time limits of the driver, in seconds."""
-
-    start: float
-    """Seconds within which all ranks must begin."""
-    hang: float | None
-    """Seconds that a rank may be silent; None: no limit."""
-    stop_grace: float
-    """Seconds within which ranks must end after a request to stop."""
 
 
 @dataclass
@@ -62,6 +51,18 @@ class Member:
         """The host of the task."""
         return self.hello.host
 
+    def status(self) -> RankStatus:
+        """Return the rank at this moment."""
+        return RankStatus(
+            self.hello.task,
+            self.outcome is None,
+            self.has_begun,
+            self.signs,
+            self.last_sign,
+            self.gone_since,
+            self.stacks or "",
+        )
+
 
 def short_reason(reason: str) -> str:
     """Return the part of Spark's reason that says what happened."""
@@ -69,9 +70,3 @@ def short_reason(reason: str) -> str:
     raised = re.search(r"^(?:\w+\.)*\w*(?:Error|Exception): [^\n]*", reason[reason.find("Traceback") :], re.MULTILINE)
     found = known or (raised if "Traceback" in reason else None)
     return (found[0] if found else reason.splitlines()[0])[:_MAXIMUM_REASON]
-
-
-def waits_in_collective(stacks: str) -> bool:
-    """Return whether the stacks of a rank show that it waits for other ranks inside TensorFlow or Horovod."""
-    match = re.search(r'Current thread[^\n]*\n\s*File "([^"]+)"', stacks)
-    return match is not None and ("/tensorflow/" in match[1] or "/horovod/" in match[1])

@@ -1,19 +1,19 @@
 """The driver's view of one attempt: which tasks have connected, how ranks ended, and which are lost or hang."""
 
 import logging
-import math
 import queue
-import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from pipelines.launch.driver.failure import STOPPED, Kind, Outcome, StartError, failure_of, outcome_of_exit
+from pipelines.launch.driver.hangs import is_hanging, suspect
 from pipelines.launch.driver.joining import Joining
 from pipelines.launch.driver.listener import Listener
-from pipelines.launch.driver.members import Limits, Member, Tasks, short_reason, waits_in_collective
-from pipelines.launch.driver.preflight import answers
+from pipelines.launch.driver.members import Member, Tasks, short_reason
+from pipelines.launch.driver.probes import HostProbes, is_probe_due, is_silent
+from pipelines.launch.driver.status import AttemptStatus, first_gone, stop_state
+from pipelines.launch.policy import Limits
 from pipelines.launch.wire.channel import DriverChannel
 from pipelines.launch.wire.messages import (
     Back,
@@ -41,9 +41,6 @@ from pipelines.launch.wire.messages import (
 )
 
 _LOOK_SECONDS = 0.1
-_GONE_SECONDS = 3.0
-SILENT_SECONDS = 5.0
-"""Seconds that a task may be silent before the driver probes its host."""
 _PAUSED_SECONDS = 2.0
 CONSEQUENCES_SECONDS = 1.0
 """Survivors notice the end of a rank within 0.1 s; the message of the rank that caused it may take longer."""
@@ -54,8 +51,6 @@ _STOP_SECONDS = 5.0
 _STACKS_SECONDS = 4.0
 _PROBE_SECONDS = 10.0
 _GRACE_TOLERANCE_SECONDS = 2.0
-_PROBES_AT_ONCE = 64
-_CAUSES: tuple[Kind, ...] = ("exception", "died", "hung", "lost")
 _LOST = "lost: neither its Spark task nor its host answers"
 _log = logging.getLogger(__name__)
 
@@ -75,9 +70,7 @@ class Supervisor:
         self._stop_reason: str | None = None
         self._stop_deadline: float | None = None
         self._awake_since = self._last_look = time.monotonic()
-        self._unreachable: set[str] = set()
-        self._closed = threading.Event()
-        self._probes = ThreadPoolExecutor(_PROBES_AT_ONCE, thread_name_prefix="groundswell-probe")
+        self._probes = HostProbes(channel.seconds_silent)
 
     def request_stop(self, reason: str) -> None:
         """Ask all ranks to stop soon; may be called by a signal handler."""
@@ -104,13 +97,13 @@ class Supervisor:
                     "executors reach that address (spark.driver.host)? Do their tasks start?"
                 )
         for task, member in self._members.items():
-            member.first_probe = self._probes.submit(self._can_be_asked, task, member.hello)
+            member.first_probe = self._probes.begin(task, member.hello)
         return [self._members[task].hello for task in range(self._size)]
 
     @property
     def unreachable_hosts(self) -> set[str]:
         """The hosts of executors that can connect to this driver but not be reached from it."""
-        return set(self._unreachable)
+        return set(self._probes.unreachable_hosts)
 
     def go(self, orders: Sequence[Go]) -> None:
         """Send each task its order to run its rank."""
@@ -125,8 +118,7 @@ class Supervisor:
 
     def close(self) -> None:
         """End the threads that probe hosts."""
-        self._closed.set()
-        self._probes.shutdown(wait=False, cancel_futures=True)
+        self._probes.close()
 
     def watch(self) -> None:
         """Return when all ranks have finished.
@@ -135,25 +127,31 @@ class Supervisor:
             WorkerError: The function raised an exception in a rank; all other ranks have been stopped.
             RankLostError: A rank ended in another way; all other ranks have been stopped.
         """
-        while self._open():
-            finished = self._tasks.finished()
+        while True:
+            tasks_ended = self._tasks.finished()
             self._take(_LOOK_SECONDS)
             self._look_at_tasks()
             self._look_for_lost()
             self._look_for_hang()
             self._look_for_late()
             self._pass_stop_on()
-            if any(outcome.kind == "finished" for outcome in self._outcomes):
+            if "finished" in self._status().ends:
                 self._end_fallen()  # a spare would wait forever for a rank that has finished
                 self._end_waiting()
-            if any(outcome.kind not in ("finished", "requested") for outcome in self._outcomes):
-                self._settle()
-                raise failure_of(self._outcomes)
-            if finished:
-                self._take_last_reports()
-                return
-        if any(outcome.kind == "requested" for outcome in self._outcomes):
-            raise failure_of(self._outcomes)
+            match self._status().state(tasks_ended=tasks_ended):
+                case "failed":
+                    self._settle()
+                    raise failure_of(self._outcomes)
+                case "ended":
+                    return self._take_last_reports()
+                case "requested":
+                    raise failure_of(self._outcomes)
+                case "finished":
+                    return None
+
+    def _status(self) -> AttemptStatus:
+        ranks = tuple(member.status() for member in self._members.values())
+        return AttemptStatus(time.monotonic(), ranks, tuple(outcome.kind for outcome in self._outcomes))
 
     def _open(self) -> list[Member]:
         """Return the members whose end is not known."""
@@ -221,8 +219,8 @@ class Supervisor:
             case Exit():
                 outcome = outcome_of_exit(member.rank, member.host, event)
                 if outcome.kind == "stopped" and self._grace_is_over():
-                    outcome = self._outlasted_grace(member)
-                self._end(member, outcome)
+                    self._outlast_grace(member)
+                self._end(member, outcome)  # the first end of a rank counts
             case Fallen():
                 self._replace(task, member, event)
             case Ready(progress=progress, joins=joins):
@@ -257,8 +255,9 @@ class Supervisor:
             member.outcome = outcome
             self._outcomes.append(outcome)
 
-    def _lose(self, member: Member, words: str, evidence: str = "") -> None:
-        self._end(member, Outcome(member.rank, member.host, "lost", words, None, evidence, tuple(member.last_lines)))
+    def _end_as(self, member: Member, kind: Kind, words: str, evidence: str = "") -> None:
+        """Record an end that the driver concludes from what it knows."""
+        self._end(member, Outcome(member.rank, member.host, kind, words, None, evidence, tuple(member.last_lines)))
 
     def _failure(self) -> str | None:
         # Spark starts tasks again if it took an executor away; only the runner makes further attempts.
@@ -285,13 +284,13 @@ class Supervisor:
         for _ in range(self._channel.events.qsize()):  # queued events may say which rank failed first, and how
             self._take(0)
         self._take_until(CONSEQUENCES_SECONDS, lambda: not self._open())
-        open_members = self._open()
-        if not open_members or any(outcome.kind != "finished" for outcome in self._outcomes):
+        status = self._status()
+        if not status.open_ranks or any(end != "finished" for end in status.ends):
             return
-        first = min(open_members, key=lambda member: member.gone_since or math.inf)
+        first = self._members[first_gone(status.open_ranks).task]
         # A task whose channel broke can report its failure to Spark only.
         evidence = reason if "Traceback" in reason else ""
-        self._lose(first, f"lost: its Spark task is gone ({short_reason(reason)})", evidence)
+        self._end_as(first, "lost", f"lost: its Spark task is gone ({short_reason(reason)})", evidence)
 
     def _look_for_lost(self) -> None:
         """Probe the hosts of silent tasks, all at once, while messages are handled."""
@@ -300,132 +299,86 @@ class Supervisor:
             if member.outcome is not None:
                 continue
             if member.probe is None:
-                if self._is_silent(task, member, now) and now - member.last_probe > SILENT_SECONDS:
-                    member.probe = self._ask(member)
+                if self._is_silent(task, member, now) and is_probe_due(now - member.last_probe):
+                    member.probe = self._probes.probe(member)
             elif member.probe.done():
                 answered, member.probe, member.last_probe = member.probe.result(), None, now
                 if answered:
                     _log.warning("rank %d is silent but its task is alive: the run continues", member.rank)
                 elif self._is_silent(task, member, now):
-                    self._lose(member, _LOST)
+                    self._end_as(member, "lost", _LOST)
 
     def _is_silent(self, task: int, member: Member, now: float) -> bool:
-        gone = member.gone_since is not None and now - member.gone_since > _GONE_SECONDS
-        return gone or min(self._channel.seconds_silent(task), now - self._awake_since) >= SILENT_SECONDS
-
-    def _can_be_asked(self, task: int, hello: Hello) -> bool:
-        """Return whether the driver can connect to the port of a new task: a firewall may be between them."""
-        if hello.probe_port is None:
-            return False
-        began = time.monotonic()
-        if answers(hello.host, hello.probe_port):
-            return True
-        # A failed probe proves a blocked network only if the task still sends messages afterwards.
-        while (silent := self._channel.seconds_silent(task)) > time.monotonic() - began:
-            if silent > SILENT_SECONDS or self._closed.wait(_LOOK_SECONDS):
-                return True
-        if not self._unreachable:
-            _log.warning(
-                "the driver cannot connect to %s, whose task has connected to the driver: where such a host is lost, "
-                "Spark alone says so, after minutes",
-                hello.host,
-            )
-        self._unreachable.add(hello.host)
-        return False
-
-    def _ask(self, member: Member) -> Future[bool]:
-        """Return whether a task's own port answers: it does while its process lives and its host has a network."""
-        first, host, port = member.first_probe, member.host, member.hello.probe_port
-        # The first probes are queued before all others, so no probe waits here for one behind it in the queue.
-        return self._probes.submit(lambda: first is None or port is None or not first.result() or answers(host, port))
-
-    def _hanging(self, members: Iterable[Member]) -> bool:
-        """Return whether one of these members has given no sign of life for too long."""
-        now, latest = time.monotonic(), max(member.last_sign for member in self._members.values())
-        for member in members:
-            if not member.has_begun:
-                limit, since = self._limits.start, member.last_sign
-            elif self._limits.hang is not None:
-                # A rank that never reports is measured by the last sign of any rank.
-                limit, since = self._limits.hang, member.last_sign if member.signs else latest
-            else:
-                continue
-            if now - since > limit:
-                return True
-        return False
+        seconds_gone = None if member.gone_since is None else now - member.gone_since
+        return is_silent(seconds_gone, min(self._channel.seconds_silent(task), now - self._awake_since))
 
     def _look_for_hang(self) -> None:
-        members = self._open()
-        if not members or self._joining.waits or not self._hanging(members):
+        members, status = self._open(), self._status()
+        if not members or self._joining.waits or not is_hanging(status, status.open_ranks, self._limits):
             return
         for task, member in self._members.items():
             member.stacks = None
             self._channel.send(task, SendStacks())
         self._take_until(_STACKS_SECONDS, lambda: all(m.stacks is not None or m.outcome for m in members))
         # By now, signs of life that were in transit have been handled.
-        if not self._hanging(self._open()):
-            return
-        # The others wait for the suspect inside a collective operation.
-        suspects = [m for m in self._open() if not waits_in_collective(m.stacks or "")] or self._open()
-        if suspects:
-            member = min(suspects, key=lambda m: (m.has_begun, m.signs, m.last_sign))
-            seconds = time.monotonic() - member.last_sign
-            words = f"hung: no sign of life for {seconds:.0f} s, after {member.signs} steps or reports"
-            lines = tuple(member.last_lines)
-            self._end(member, Outcome(member.rank, member.host, "hung", words, None, member.stacks or "", lines))
+        status = self._status()
+        if is_hanging(status, status.open_ranks, self._limits):
+            rank = suspect(status.open_ranks)
+            words = (
+                f"hung: no sign of life for {status.now - rank.last_sign:.0f} s, after {rank.signs} steps or reports"
+            )
+            self._end_as(self._members[rank.task], "hung", words, rank.stacks)
 
     def _look_for_late(self) -> None:
         """End ranks that others wait for, if they take longer than a start may take."""
         missing = self._joining.missing(self._limits.start)
         if missing is None:
             return
+        words = f"hung: the other ranks have waited for it to join for {self._limits.start:g} s"
         for task in sorted(missing):
-            member = self._members[task]
-            words = f"hung: the other ranks have waited for it to join for {self._limits.start:g} s"
-            self._end(member, Outcome(member.rank, member.host, "hung", words, last_lines=tuple(member.last_lines)))
+            self._end_as(self._members[task], "hung", words)
 
     def _pass_stop_on(self) -> None:
         """Ask the ranks to stop if there is a reason, and end those that still run after the grace period."""
-        if self._stop_reason is None:
-            self._stop_reason = self._tasks.stop_reason()
-        if self._stop_reason is None:
-            return
-        grace = self._limits.stop_grace
-        if self._stop_deadline is None:
-            self._stop_deadline = time.monotonic() + grace
-            _log.warning("%s: all ranks are asked to stop within %g s", self._stop_reason, grace)
-            for task in self._members:
-                self._channel.send(task, StopSoon())
-        elif time.monotonic() > self._stop_deadline:
-            for member in self._open():
-                self._end(member, self._outlasted_grace(member))
-            self.stop()
+        if (reason := self._tasks.stop_reason()) is not None:
+            self.request_stop(reason)
+        match stop_state(self._stop_reason, self._stop_deadline, time.monotonic()):
+            case "due":
+                grace = self._limits.stop_grace
+                self._stop_deadline = time.monotonic() + grace
+                _log.warning("%s: all ranks are asked to stop within %g s", self._stop_reason, grace)
+                for task in self._members:
+                    self._channel.send(task, StopSoon())
+            case "over":
+                for member in self._open():
+                    self._outlast_grace(member)
+                self.stop()
 
     def _grace_is_over(self) -> bool:
         """Return whether the grace period after the request to stop is over; tasks also measure it themselves."""
         return self._stop_deadline is not None and time.monotonic() > self._stop_deadline - _GRACE_TOLERANCE_SECONDS
 
-    def _outlasted_grace(self, member: Member) -> Outcome:
+    def _outlast_grace(self, member: Member) -> None:
         words = f"still ran {self._limits.stop_grace:g} s after it was asked to stop ({self._stop_reason})"
-        return Outcome(member.rank, member.host, "requested", words, last_lines=tuple(member.last_lines))
+        self._end_as(member, "requested", words)
 
     def _settle(self) -> None:
         """Wait for the cause and the consequences of the first failure, then stop the remaining ranks."""
         self._end_fallen()
-        caused = any(outcome.kind not in ("finished", "consequence") for outcome in self._outcomes)
-        hung = any(outcome.kind == "hung" for outcome in self._outcomes)
-        if not caused:
-            self._take_until(_CAUSE_SECONDS, lambda: not self._open() or self._caused())
-        if not hung:
+        status = self._status()
+        if status.waits_for_cause:
+            self._take_until(_CAUSE_SECONDS, lambda: not self._open() or self._status().is_caused)
+        if status.waits_for_consequences:
             self._take_until(CONSEQUENCES_SECONDS, lambda: not self._open())
         self.stop()
         self._take_until(_STOP_SECONDS, lambda: all(member.gone_since is not None for member in self._open()))
         # This finds a disconnected host whose peers failed before its silence reached the limit.
-        probes = [] if self._caused() else [(member, self._ask(member)) for member in self._open()]
+        unknown = [] if self._status().is_caused else self._open()
+        probes = [(member, self._probes.probe(member)) for member in unknown]
         self._take_until(_PROBE_SECONDS, lambda: all(probe.done() for _, probe in probes))
         for member, probe in probes:
             if probe.done() and not probe.result():
-                self._lose(member, _LOST)
+                self._end_as(member, "lost", _LOST)
         for member in self._open():
             self._end(member, Outcome(member.rank, member.host, "stopped", STOPPED))
 
@@ -442,9 +395,5 @@ class Supervisor:
         """End the ranks that wait to join a rank that has finished: they would wait forever."""
         finished = min(outcome.rank for outcome in self._outcomes if outcome.kind == "finished")
         for task in self._joining.ready:
-            member = self._members[task]
             words = f"hung: it waits to join rank {finished}, whose function has returned"
-            self._end(member, Outcome(member.rank, member.host, "hung", words, last_lines=tuple(member.last_lines)))
-
-    def _caused(self) -> bool:
-        return any(outcome.kind in _CAUSES for outcome in self._outcomes)
+            self._end_as(self._members[task], "hung", words)

@@ -19,7 +19,8 @@ from pathlib import Path
 from pipelines.launch.rank.fork_server import ForkedProcess, RefusedError
 from pipelines.launch.rank.rank_log import RankLog
 from pipelines.launch.rank.rank_main import HANDLED_SIGNALS, LENGTH_BYTES, Header
-from pipelines.launch.wire.messages import RankOrder, encode
+from pipelines.launch.wire.encoding import encode
+from pipelines.launch.wire.messages import RankOrder
 from pipelines.machine.proc import memory_group, memory_of, oom_kills
 
 _GUARD_SECONDS = 10.0

@@ -7,7 +7,8 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from pipelines.launch.wire.messages import MAXIMUM_REPORT_BYTES, RankMessage, Report, ShownLine, StepDone, encode
+from pipelines.launch.wire.encoding import encode
+from pipelines.launch.wire.messages import MAXIMUM_REPORT_BYTES, RankMessage, Report, ShownLine, StepDone
 
 ATTEMPT_VARIABLE = "GROUNDSWELL_ATTEMPT"
 _SECONDS_BETWEEN_SIGNS = 1.0

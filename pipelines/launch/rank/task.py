@@ -2,29 +2,24 @@
 
 import os
 import queue
-import shutil
 import signal
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 
-from pipelines.launch.driver.placement import visible_devices
-from pipelines.launch.rank import cuda
+from pipelines.launch.rank.host import Site, hello_of, probe_port, visible_gpus
 from pipelines.launch.rank.processes import RankProcesses
 from pipelines.launch.rank.rank_main import Header
 from pipelines.launch.wire.channel import ChannelAddress
-from pipelines.launch.wire.handshake import hang_up
 from pipelines.launch.wire.link import Link
 from pipelines.launch.wire.messages import (
     Exit,
     Failure,
     Fallen,
     Go,
-    Hello,
     Join,
     Ready,
     Report,
@@ -38,7 +33,6 @@ from pipelines.launch.wire.messages import (
     StopSoon,
     decode,
 )
-from pipelines.machine.versions import versions
 
 _LOOK_SECONDS = 0.1
 _SPARE_SECONDS = 30.0
@@ -54,17 +48,6 @@ _RESULT_SECONDS = 60.0
 _MAXIMUM_TEXT = 1 << 16
 # Spark keeps several copies of tasks' results in its JVM, whose heap is 1 GiB by default.
 _SPARK_RESULT_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class Site:
-    """The location of a task and its resources there."""
-
-    task: int
-    host: str
-    cores: int
-    gpus: Sequence[str] = ()
-    """Addresses of GPUs, from Spark."""
 
 
 @dataclass(frozen=True)
@@ -109,88 +92,22 @@ def run_task(launch: Launch, site: Site, is_cancelled: Callable[[], bool] = lamb
         RankFailedError: The rank failed, and the driver does not answer.
         RuntimeError: Its return value did not reach the driver.
     """
-    devices, complaint = _devices(launch, site)
+    devices, complaint = visible_gpus(site, launch.gpus_per_worker)
     environment = {"CUDA_VISIBLE_DEVICES": devices, **launch.environment}
     server = None if launch.gpus_per_worker else launch.fork_server
     processes = RankProcesses(environment, site.cores, spares=launch.spares, fork_server=server)
-    try:
-        probe = _probe(site.host)
-        link = Link(launch.channel, _hello(site, probe, devices, complaint), processes.log)
-        try:
-            go = _first_order(link, launch.start_timeout, is_cancelled)
-            if go is None:
-                return None
-            rank = _RunningRank(processes, link, go.rank, launch.stop_grace)
-            return rank.run(Header(go.environment, go.wants_result), launch.payload)
-        finally:
-            processes.end()
-            link.close()
-            if probe is not None:
-                hang_up(probe)  # wakes the thread that takes connections
-                probe.close()
-    finally:
-        processes.end()
-        processes.close()
-
-
-def _probe(host: str) -> socket.socket | None:
-    """Return a port that is never read; its connections show the driver that the task and its network work."""
-    try:
-        probe = socket.create_server((host, 0))
-    except OSError:  # only other hosts use this address for this host
-        return None
-    threading.Thread(target=_hang_up, args=(probe,), name="groundswell-probe", daemon=True).start()
-    return probe
-
-
-def _hang_up(probe: socket.socket) -> None:
-    """End the connections to a port: the kernel queues only 128 that are not accepted."""
-    while probe.fileno() >= 0:
-        try:
-            probe.accept()[0].close()
-        except OSError:  # closed, or this process has no free descriptor for a moment
-            time.sleep(_LOOK_SECONDS)
-
-
-def _devices(launch: Launch, site: Site) -> tuple[str, str]:
-    """Return `CUDA_VISIBLE_DEVICES`, and the problem with it, which the driver reports."""
-    if not launch.gpus_per_worker:
-        return "-1", ""
-    if len(site.gpus) < launch.gpus_per_worker:
-        return "-1", f"Spark gave a task {len(site.gpus)} GPUs: set spark.task.resource.gpu.amount"
-    try:
-        addresses = site.gpus[: launch.gpus_per_worker]
-        return visible_devices(addresses, os.environ.get("CUDA_VISIBLE_DEVICES")), cuda.complaint()
-    except RuntimeError as error:
-        return "-1", str(error)
-
-
-def _hello(site: Site, probe: socket.socket | None, devices: str, complaint: str) -> Hello:
-    name = socket.gethostname()
-    port = None if probe is None else probe.getsockname()[1]
-    resolved, memory = _resolved(name), _shared_memory_mib()
-    return Hello(site.task, site.host, port, devices, complaint, name, resolved, memory, versions())
-
-
-def _shared_memory_mib() -> int:
-    try:
-        return shutil.disk_usage("/dev/shm").total >> 20
-    except OSError:
-        return 0
-
-
-def _resolved(name: str) -> str:
-    """Return the address of the host's own name, to which Gloo will bind, or why there is none."""
-    try:
-        address = socket.gethostbyname(name)
-    except OSError as error:
-        return f"nothing ({error})"
-    try:
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-    except OSError:
-        return f"{address}, which is no address of that host"
-    return address
+    with ExitStack() as stack:
+        stack.callback(processes.close)
+        stack.callback(processes.end)
+        port = stack.enter_context(probe_port(site.host))
+        link = Link(launch.channel, hello_of(site, port, devices, complaint), processes.log)
+        stack.callback(link.close)
+        stack.callback(processes.end)  # before the link closes, which sends the end of the log
+        go = _first_order(link, launch.start_timeout, is_cancelled)
+        if go is None:
+            return None
+        rank = _RunningRank(processes, link, go.rank, launch.stop_grace)
+        return rank.run(Header(go.environment, go.wants_result), launch.payload)
 
 
 def _first_order(link: Link, seconds: float, is_cancelled: Callable[[], bool]) -> Go | None:

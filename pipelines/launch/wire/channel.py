@@ -1,14 +1,11 @@
 """The driver's end of the connections to its tasks; `link` has the other end.
 
-Messages are JSON lines over TCP, and both ends prove that they know the secret of the run. A task whose connection
-breaks connects again, and continues after the last data that the driver received.
+A task whose connection breaks connects again, and continues after the last data that the driver received.
 """
 
-import base64
 import logging
 import queue
 import secrets
-import socket
 import tempfile
 import threading
 import time
@@ -16,9 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO
 
-from pipelines.launch.wire.handshake import SECRET_BYTES, accept_task, hang_up
+from pipelines.launch.wire.encoding import encode
 from pipelines.launch.wire.messages import (
-    MAXIMUM_LINE_BYTES,
+    RESULT_PART_BYTES,
     Alive,
     Back,
     Event,
@@ -33,16 +30,12 @@ from pipelines.launch.wire.messages import (
     Stop,
     Welcome,
     decode,
-    encode,
 )
+from pipelines.launch.wire.transport import SECRET_BYTES, ConnectionServer, FrameConnection, frame
 
-MAXIMUM_STRANGERS = 256
-"""Limit to connections that have not proved the secret yet; newer ones replace older ones."""
 QUEUED_EVENTS = 1000
 """Largest number of events that wait for the driver."""
 _SECONDS_BETWEEN_TRIES = 1.0
-_PAUSE_SECONDS = 0.1
-"""Seconds between two attempts to accept a connection."""
 _MESSAGES_PER_RECEIPT = 64
 _log = logging.getLogger(__name__)
 
@@ -65,7 +58,7 @@ class _Peer:
     """The channel's state of one task, over all its connections."""
 
     link: str
-    connection: socket.socket
+    connection: FrameConnection
     number: int = 0
     log_bytes: int = 0
     result_bytes: int = 0
@@ -82,25 +75,24 @@ class _Peer:
 
     def send(self, message: Received) -> None:
         with self.sending:
-            self.connection.sendall(encode(message))
+            self.connection.send(frame(encode(message)))
 
     def order(self, order: Order) -> None:
         """Send an order now or over the next connection."""
         with self.sending:
-            self.orders.append(encode(order, len(self.orders) + 1))
+            self.orders.append(frame(encode(order, len(self.orders) + 1)))
             with suppress(OSError):
-                self.connection.sendall(self.orders[-1])
+                self.connection.send(self.orders[-1])
 
-    def talk_over(self, connection: socket.socket, orders_received: int) -> None:
+    def talk_over(self, connection: FrameConnection, orders_received: int) -> None:
         """Use a new connection: send how much has arrived here, and the orders that have not arrived there."""
         with self.taking, self.sending:  # from here on, data of the previous connection is ignored
             self.seen, self.connection = time.monotonic(), connection
-            welcome = encode(Welcome(self.number, self.log_bytes, self.result_bytes))
-            connection.sendall(welcome + b"".join(self.orders[orders_received:]))
+            welcome = frame(encode(Welcome(self.number, self.log_bytes, self.result_bytes)))
+            connection.send(welcome + b"".join(self.orders[orders_received:]))
 
-    def take(self, part: ResultPart) -> None:
+    def take(self, part: ResultPart, data: memoryview) -> None:
         """Append a part of the return value to a file without a name."""
-        data = base64.b64decode(part.data)
         if part.offset != self.result_bytes:
             return
         self.result_bytes += len(data)
@@ -128,17 +120,17 @@ class DriverChannel:
             host: Address of the driver for the tasks.
             bind: Address to listen on, if it is not `host`.
         """
-        self._listener = socket.create_server((bind or host, 0), backlog=1024)
-        self.address = ChannelAddress(host, self._listener.getsockname()[1], secrets.token_bytes(SECRET_BYTES))
         self.events: queue.Queue[tuple[int, Event]] = queue.Queue(QUEUED_EVENTS)
-        self.peers: set[str] = set()
-        """The addresses from which tasks have proved the secret."""
         self._lock = threading.Lock()
-        self._strangers: dict[socket.socket, None] = {}
-        self._refused = 0
         self._tasks: dict[int, _Peer] = {}
         self._is_closed = False
-        threading.Thread(target=self._accept, name="groundswell-channel", daemon=True).start()
+        secret = secrets.token_bytes(SECRET_BYTES)
+        self._server = ConnectionServer(
+            bind or host, secret, self._talk, maximum_data_bytes=RESULT_PART_BYTES, name="groundswell-channel"
+        )
+        self.address = ChannelAddress(host, self._server.port, secret)
+        self.peers = self._server.peers
+        """The addresses from which tasks have proved the secret."""
 
     def send(self, task: int, order: Order) -> None:
         """Send an order to a task that has connected; after a broken connection, the next one delivers it."""
@@ -164,64 +156,22 @@ class DriverChannel:
     def close(self) -> None:
         """Stop listening, hang up and delete the return values."""
         self._is_closed = True
-        # A thread that waits in `accept` keeps a closed socket open; this wakes the thread.
-        hang_up(self._listener)
-        self._listener.close()
-        with self._lock:
-            connections = [*(peer.connection for peer in self._tasks.values()), *self._strangers]
-        for connection in connections:
-            hang_up(connection)
+        self._server.close()
         for peer in self._tasks.values():
             if peer.result is not None:
                 peer.result.close()
-        if self._refused:
-            _log.warning("refused %d connections that did not know the secret of this run", self._refused)
+        if self._server.refused:
+            _log.warning("refused %d connections that did not know the secret of this run", self._server.refused)
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, address = self._listener.accept()
-            except OSError:  # closed, or this process has no free descriptor for a moment
-                if self._is_closed:
-                    return
-                time.sleep(_PAUSE_SECONDS)
-                continue
-            with self._lock:
-                self._strangers[connection] = None
-                # Silent connections are closed in favour of new ones: a task proves the secret within milliseconds.
-                if len(self._strangers) > MAXIMUM_STRANGERS:
-                    oldest = next(iter(self._strangers))
-                    del self._strangers[oldest]
-                    hang_up(oldest)
-            threading.Thread(target=self._serve, args=(connection, address[0]), daemon=True).start()
-
-    def _serve(self, connection: socket.socket, address: str) -> None:
-        with connection:
-            try:
-                proved = accept_task(connection, self.address.secret)
-            except OSError:
-                proved = False
-            with self._lock:
-                self._strangers.pop(connection, None)
-                if not proved:
-                    self._refused += 1
-                    return
-                self.peers.add(address)
-            try:
-                self._talk(connection)
-            except (OSError, ValueError) as error:
-                _log.info("a connection of the channel ended: %s", error)
-
-    def _talk(self, connection: socket.socket) -> None:
-        lines = connection.makefile("rb")
-        opening, _ = decode(lines.readline(MAXIMUM_LINE_BYTES))
+    def _talk(self, connection: FrameConnection) -> None:
+        opening, _ = decode(connection.receive()[0])
         if not isinstance(opening, Opening):
             raise ValueError(f"a {type(opening).__name__} came before the opening")
         task = opening.hello.task
         with self._lock:
             peer = self._tasks.setdefault(task, _Peer(opening.link, connection))
         if peer.link != opening.link:
-            connection.sendall(encode(Welcome(0, 0, 0)) + encode(Stop(), 1))
+            connection.send(frame(encode(Welcome(0, 0, 0))) + frame(encode(Stop(), 1)))
             self._tell((task, Replaced()))
             return
         peer.talk_over(connection, opening.orders)
@@ -229,11 +179,12 @@ class DriverChannel:
             event, peer.has_hello = Back() if peer.has_hello else opening.hello, True
             self._tell((task, event))
         try:
-            while line := lines.readline(MAXIMUM_LINE_BYTES):
+            while True:
+                message, data = connection.receive()
                 with peer.taking:
                     if peer.connection is not connection:  # the task sends the data again over its new connection
                         return
-                    receipt = self._take(task, peer, line)
+                    receipt = self._take(task, peer, message, data)
                 if receipt:
                     peer.send(Received(peer.number, peer.log_bytes, peer.result_bytes))
         finally:
@@ -247,15 +198,15 @@ class DriverChannel:
                 self.events.put(event, timeout=_SECONDS_BETWEEN_TRIES)
                 return
 
-    def _take(self, task: int, peer: _Peer, line: bytes) -> bool:
+    def _take(self, task: int, peer: _Peer, received: bytes, data: memoryview) -> bool:
         """Handle one message; return whether the task needs a receipt."""
-        message, number = decode(line)
+        message, number = decode(received)
         receipt = isinstance(message, Alive | ResultPart)
         if isinstance(message, Log) and message.offset == peer.log_bytes:
             peer.log_bytes = message.end
             self._tell((task, message))
         elif isinstance(message, ResultPart):
-            peer.take(message)
+            peer.take(message, data)
         elif isinstance(message, Numbered) and number > peer.number:
             peer.number = number
             self._tell((task, message))

@@ -3,24 +3,22 @@
 The rank never waits for the driver. If the driver cannot be reached, the run continues and only the view is lost.
 """
 
-import base64
 import logging
 import os
 import queue
 import secrets
-import socket
 import threading
 import time
 from collections import deque
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import islice
 from typing import IO
 
 from pipelines.launch.rank.rank_log import RankLog
 from pipelines.launch.wire.channel import ChannelAddress
-from pipelines.launch.wire.handshake import HANDSHAKE_SECONDS, hang_up, prove_task
+from pipelines.launch.wire.encoding import encode
 from pipelines.launch.wire.messages import (
-    MAXIMUM_LINE_BYTES,
+    RESULT_PART_BYTES,
     Alive,
     Dropped,
     Hello,
@@ -36,8 +34,8 @@ from pipelines.launch.wire.messages import (
     Stop,
     Welcome,
     decode,
-    encode,
 )
+from pipelines.launch.wire.transport import HANDSHAKE_SECONDS, FrameConnection, connect, frame
 
 RECONNECT_SECONDS = 1.0
 """Seconds between two attempts to connect."""
@@ -47,7 +45,6 @@ LOG_PERIOD_SECONDS = 0.05
 LOG_BYTES_PER_PERIOD = 1 << 18
 """Largest part of a rank's log that is sent in `LOG_PERIOD_SECONDS`: 5 MiB/s."""
 _MESSAGE_BYTES_AT_ONCE = 1 << 20
-_RESULT_PART_BYTES = 1 << 20
 MAXIMUM_HELD_BYTES = 1 << 26
 """Limit to messages that the driver has not received: 64 MiB."""
 _log = logging.getLogger(__name__)
@@ -150,7 +147,7 @@ class Link:
 
     def _hold(self, message: Numbered) -> None:
         self._last_number += 1
-        line = encode(message, self._last_number)
+        line = frame(encode(message, self._last_number))
         self._held.append((self._last_number, line))
         self._held_bytes += len(line)
 
@@ -164,8 +161,8 @@ class Link:
         warned = False
         while not self._closing.is_set():
             try:
-                place = (self._address.host, self._address.port)
-                with socket.create_connection(place, HANDSHAKE_SECONDS) as connection:
+                address = self._address
+                with closing(connect(address.host, address.port, address.secret)) as connection:
                     self._talk(connection)
             except (OSError, ValueError) as error:
                 if not (warned or self._dismissed) and self._last_number:
@@ -174,11 +171,10 @@ class Link:
             self.connected = False
             self._closing.wait(RECONNECT_SECONDS)
 
-    def _talk(self, connection: socket.socket) -> None:
-        prove_task(connection, self._address.secret)
-        connection.sendall(encode(Opening(self._name, self._hello, self._orders_received)))
-        lines = connection.makefile("rb")
-        welcome, _ = decode(lines.readline(MAXIMUM_LINE_BYTES))
+    def _talk(self, connection: FrameConnection) -> None:
+        connection.settimeout(HANDSHAKE_SECONDS)
+        connection.send(frame(encode(Opening(self._name, self._hello, self._orders_received))))
+        welcome, _ = decode(connection.receive()[0])
         if not isinstance(welcome, Welcome):
             raise ValueError(f"a {type(welcome).__name__} came before the welcome")
         self._forget(welcome)
@@ -186,7 +182,7 @@ class Link:
         self._log_offset, self._result_offset = welcome.log_bytes, welcome.result_bytes
         connection.settimeout(None)
         self.connected = True
-        listener = threading.Thread(target=self._listen, args=(connection, lines), daemon=True)
+        listener = threading.Thread(target=self._listen, args=(connection,), daemon=True)
         listener.start()
         last_sent = time.monotonic()
         try:
@@ -197,15 +193,15 @@ class Link:
                 data = self._next_log() + self._next_result() + self._next_messages()
                 if not data and (self._asks_receipt or time.monotonic() - last_sent > _HEARTBEAT_SECONDS):
                     self._asks_receipt = False
-                    data = encode(Alive())  # the driver answers with the amount that it has received
+                    data = frame(encode(Alive()))  # the driver answers with the amount that it has received
                 if data:
-                    connection.sendall(data)
+                    connection.send(data)
                     last_sent = time.monotonic()
                 if self._log_offset - log_offset > LOG_BYTES_PER_PERIOD // 2:
                     # Messages wake this loop, but a growing log must not.
                     self._closing.wait(LOG_PERIOD_SECONDS)
         finally:
-            hang_up(connection)
+            connection.hang_up()
             # The driver may have sent its last order before it hung up; this thread may notice the end first.
             listener.join(HANDSHAKE_SECONDS)
 
@@ -213,16 +209,16 @@ class Link:
         """Return the next part of the log; it is sent first, so that the log never arrives after later messages."""
         offset = self._log_offset
         lines, self._log_offset = self._log.read(offset, LOG_BYTES_PER_PERIOD)
-        return encode(Log(offset, self._log_offset, lines)) if self._log_offset > offset else b""
+        return frame(encode(Log(offset, self._log_offset, lines))) if self._log_offset > offset else b""
 
     def _next_result(self) -> bytes:
         if self._result is None or self._result_offset >= self._result_bytes:
             return b""
-        data = os.pread(self._result.fileno(), _RESULT_PART_BYTES, self._result_offset)
-        line = encode(ResultPart(self._result_offset, base64.b64encode(data).decode()))
+        data = os.pread(self._result.fileno(), RESULT_PART_BYTES, self._result_offset)
+        part = frame(encode(ResultPart(self._result_offset)), len(data)) + data
         self._result_offset += len(data)
         self._wake.set()
-        return line
+        return part
 
     def _next_messages(self) -> bytes:
         parts: list[bytes] = []
@@ -238,10 +234,10 @@ class Link:
                 self._next_number = number + 1
         return b"".join(parts)
 
-    def _listen(self, connection: socket.socket, lines: IO[bytes]) -> None:
+    def _listen(self, connection: FrameConnection) -> None:
         with suppress(OSError, ValueError):
-            while line := lines.readline(MAXIMUM_LINE_BYTES):
-                message, number = decode(line)
+            while True:
+                message, number = decode(connection.receive()[0])
                 if isinstance(message, Received):
                     self._forget(message)
                 elif isinstance(message, Order) and number > self._orders_received:
@@ -250,4 +246,4 @@ class Link:
                     self.orders.put(message)
         # The driver has hung up. The other thread may wait for space in the socket. The kernel would continue to
         # ask the driver for it, less and less often, for up to two minutes.
-        hang_up(connection)
+        connection.hang_up()

@@ -1,15 +1,18 @@
-"""The messages between a rank's process, its task and the driver; each is one JSON object on one line."""
+"""The messages between a rank's process, its task and the driver."""
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
+
+from pipelines.launch.wire.encoding import MessageKinds
+from pipelines.launch.wire.transport import MAXIMUM_MESSAGE_BYTES
 
 JsonObject = dict[str, Any]
 """The report of a user's function: keyword arguments that `json` can write."""
 
-MAXIMUM_REPORT_BYTES = 1 << 22
-MAXIMUM_LINE_BYTES = MAXIMUM_REPORT_BYTES + (1 << 12)
-"""Bytes of the longest report with the fields that the launcher adds."""
+MAXIMUM_REPORT_BYTES = MAXIMUM_MESSAGE_BYTES - (1 << 12)
+"""Bytes of the longest report, without the number that its task adds: 4 MiB."""
+RESULT_PART_BYTES = 1 << 20
+"""Bytes of the largest part of a return value."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +108,9 @@ class Log:
 
 @dataclass(frozen=True)
 class ResultPart:
-    """Task to driver: a part of the rank's pickled return value."""
+    """Task to driver: a part of the rank's pickled return value, which is the data of the frame."""
 
     offset: int
-    data: str
-    """The bytes in Base64."""
 
 
 @dataclass(frozen=True)
@@ -249,38 +250,17 @@ Event = Hello | Numbered | Log | Gone | Back | Replaced
 """Events in the driver's queue."""
 Message = RankMessage | TaskMessage | DriverMessage | RankOrder
 
-_KINDS: dict[str, type[Message]] = {
-    kind.__name__: kind
-    for kind in (
-        *(Begun, StepDone, Report, ShownLine, Ready, Returned, Failure),
-        *(Hello, Opening, Log, ResultPart, Stacks, StopAsked, Dropped, Fallen, Exit, Alive),
-        *(Welcome, Received, Go, Join, TakeOver, SendStacks, StopSoon, Stop),
-    )
-}
-_NESTED: dict[type[Message], tuple[str, type[Message]]] = {Opening: ("hello", Hello), Exit: ("failure", Failure)}
+_KINDS = MessageKinds[Message](
+    *(Begun, StepDone, Report, ShownLine, Ready, Returned, Failure),
+    *(Hello, Opening, Log, ResultPart, Stacks, StopAsked, Dropped, Fallen, Exit, Alive),
+    *(Welcome, Received, Go, Join, TakeOver, SendStacks, StopSoon, Stop),
+)
 
 
-def encode(message: Message, number: int = 0) -> bytes:
-    """Return one line; `number` is the position, from 1, of a `Numbered` message or an order of its task.
+def decode(data: bytes) -> tuple[Message, int]:
+    """Return a message and its number, which is the position of a `Numbered` message or of an order of its task.
 
     Raises:
-        TypeError: A report contains a value that JSON cannot represent.
+        ValueError: The data is not a message of the launcher.
     """
-    return json.dumps([type(message).__name__, number, asdict(message)]).encode() + b"\n"
-
-
-def decode(line: bytes) -> tuple[Message, int]:
-    """Return a message and its number.
-
-    Raises:
-        ValueError: The line is not a message.
-    """
-    try:
-        name, number, fields = json.loads(line)
-        kind = _KINDS[name]
-        if kind in _NESTED:
-            field, inner = _NESTED[kind]
-            fields[field] = fields[field] and inner(**fields[field])
-        return kind(**fields), int(number)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{line[:80]!r} is no message of the launcher") from error
+    return _KINDS.decode(data)

@@ -103,6 +103,37 @@ class RendezvousServer:
                 self.close()
 
 
+class Rendezvous:
+    """The servers of one attempt: each join of its ranks gets a new one."""
+
+    def __init__(self, host: str, bind: str, size: int, is_peer: Callable[[str], bool], *, stay_open: bool) -> None:
+        """Store the arguments; no server is open.
+
+        Args:
+            host: Address of the driver for the ranks.
+            bind: See `RendezvousServer`.
+            size: See `RendezvousServer`.
+            is_peer: See `RendezvousServer`.
+            stay_open: See `RendezvousServer`.
+        """
+        self._host, self._bind, self._size, self._is_peer, self._stay_open = host, bind, size, is_peer, stay_open
+        self._server: RendezvousServer | None = None
+
+    def open(self) -> dict[str, str]:
+        """Open a new server, and return the variables with its address."""
+        self.close()
+        self._server = RendezvousServer(self._bind, self._size, self._is_peer, stay_open=self._stay_open)
+        return {
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": self._host,
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self._server.port),
+        }
+
+    def close(self) -> None:
+        """Close the open server if there is one."""
+        if self._server is not None:
+            self._server.close()
+
+
 class _Server(socketserver.ThreadingMixIn, HTTPServer):
     daemon_threads = True
     request_queue_size = 1024

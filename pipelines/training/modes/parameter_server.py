@@ -13,7 +13,7 @@ import tensorflow as tf
 from models.compression.codec import Codec
 from models.compression.exchange.exchange import GradientExchange
 from models.compression.exchange.pushes import PushCodec
-from pipelines.launch.wire.handshake import SECRET_BYTES
+from pipelines.launch.wire.transport import SECRET_BYTES
 from pipelines.training.modes.optimizer_state import state_of
 from pipelines.training.modes.own_shard import OwnShard, divide
 from pipelines.training.modes.shard import NO_STOP, Gradients, Shard, Synchrony

@@ -1,40 +1,71 @@
 """A shard of a parameter server: it holds some of the weights and applies the gradients that workers push to it."""
 
 import logging
-import socket
-import struct
 import threading
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.launch.wire.handshake import accept_task
+from pipelines.launch.wire.encoding import MessageKinds, encode
+from pipelines.launch.wire.transport import ConnectionServer, FrameConnection, frame
 
-FETCH, PUSH = 1, 2
-REQUEST = struct.Struct("!BBBxIIQdQ")
-"""The fields of a request: kind, stop flag, float32 flag, step, covered steps, seen updates, learning rate, length.
-
-The stop flag says whether the worker was asked to stop, the float32 flag whether gradients are float32. The covered
-steps are those in the push. The seen updates are those before the worker's latest fetch. The length is the number of
-bytes that follow.
-"""
-REPLY = struct.Struct("!QQqQ")
-"""A reply: steps in lock step so far, updates so far, step after which all stop (-1: none), bytes that follow."""
 NO_STOP = -1
-OPENING = struct.Struct("!I")
-"""The number of the worker."""
-_PAUSE_SECONDS = 0.1
-"""Seconds between two attempts to accept a connection."""
 _STEPS_TO_HEAR = 3
 """Steps from the push that announces a stop to the first step after which a worker can stop; see `_Losses`."""
 
 _log = logging.getLogger(__name__)
 Gradients = list[NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class ShardOpening:
+    """Worker to shard, first: the number of the worker."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Worker to shard: a request for the weights, answered when the worker may start a step."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Push:
+    """Worker to shard: gradients, which are the data of the frame."""
+
+    step: int
+    """Number of the worker's steps before the first step of these gradients."""
+    covers: int
+    """Number of steps whose gradients are summed."""
+    seen: int
+    """Number of the shard's updates before the worker's latest fetch."""
+    rate: float
+    """Learning rate of a step of all workers."""
+    is_dense: bool
+    """Whether all gradients are float32."""
+    asked: bool
+    """Whether the worker was asked to stop."""
+
+
+@dataclass(frozen=True)
+class ShardReply:
+    """Shard to worker, after each request: the state of the shard; the reply to a fetch has the weights as data."""
+
+    steps: int
+    """Number of steps in lock step so far."""
+    updates: int
+    stop_at: int
+    """The step after which all workers stop; -1: none."""
+
+
+OPENINGS = MessageKinds[ShardOpening](ShardOpening)
+REQUESTS = MessageKinds[Fetch | Push](Fetch, Push)
+REPLIES = MessageKinds[ShardReply](ShardReply)
 
 
 @dataclass(frozen=True)
@@ -128,14 +159,14 @@ class Shard:
             largest_push: Bytes of the largest push. A connection that announces more is closed.
         """
         self.synchrony = synchrony
-        self._secret, self._decode, self._update, self._read = secret, decode, update, read
-        self._largest_push = largest_push
+        self._decode, self._update, self._read = decode, update, read
         self._changed = threading.Condition()
-        self._connections: dict[int, socket.socket] = {}
+        self._connected: set[int] = set()
         self.begin(0)
-        self._listener = socket.create_server((host, 0), backlog=synchrony.workers)
-        self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, name="groundswell-shard", daemon=True).start()
+        self._server = ConnectionServer(
+            host, secret, self._serve, maximum_data_bytes=largest_push, name="groundswell-shard"
+        )
+        self.port = self._server.port
 
     def begin(self, step: int) -> None:
         """Start after `step` steps of every worker; no worker pushes during this call."""
@@ -155,83 +186,49 @@ class Shard:
 
     def close(self) -> None:
         """Close all connections."""
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # unlike `close`, this ends the wait for another connection
-        self._listener.close()
+        self._server.close()
+
+    def _serve(self, connection: FrameConnection) -> None:
+        worker = OPENINGS.decode(connection.receive()[0])[0].worker
         with self._changed:
-            connections, self._connections = self._connections, {}
-        for connection in connections.values():
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-            connection.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:  # closed, or this process temporarily has no free descriptor
-                if self._listener.fileno() < 0:
-                    return
-                time.sleep(_PAUSE_SECONDS)
-                continue
-            threading.Thread(target=self._serve, args=(connection,), name="groundswell-shard", daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        worker = -1
-        with connection, suppress(OSError):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if not accept_task(connection, self._secret):
+            if worker not in self._clock or worker in self._connected:
                 return
-            (worker,) = OPENING.unpack(receive(connection, bytearray(OPENING.size)))
-            with self._changed:
-                if worker not in self._clock or worker in self._connections:
-                    return
-                self._connections[worker] = connection
-            try:
-                self._answer(connection, worker)
-            finally:
-                self._leave(worker)
+            self._connected.add(worker)
+        try:
+            self._answer(connection, worker)
+        finally:
+            self._leave(worker)
 
-    def _answer(self, connection: socket.socket, worker: int) -> None:
+    def _answer(self, connection: FrameConnection, worker: int) -> None:
         """Answer requests until the worker closes the connection."""
-        head, body = bytearray(REQUEST.size), bytearray()
         while True:
-            kind, asked, is_dense, step, covers, seen, rate, length = REQUEST.unpack(receive(connection, head))
-            if length > self._largest_push:
-                return
-            if len(body) < length:
-                body = bytearray(length)
-            pushed = receive(connection, memoryview(body)[:length])
+            message, pushed = connection.receive()
+            request, _ = REQUESTS.decode(message)
             try:
-                if kind == PUSH:
-                    self._push(
-                        worker, step, covers, seen, rate, self._decode(pushed, bool(is_dense)), asked=bool(asked)
-                    )
-                weights = self._fetch(step) if kind == FETCH else b""
+                if isinstance(request, Push):
+                    self._push(worker, request, self._decode(pushed, request.is_dense))
+                weights = self._fetch(request.step) if isinstance(request, Fetch) else b""
             except Exception:  # the worker then loses its connection, and this rank's log has the reason
                 _log.exception("the shard hangs up on worker %d", worker)
                 return
             with self._changed:
-                reply = REPLY.pack(self.steps, self.updates, self._stop_at, len(weights))
-            connection.sendall(reply)
-            connection.sendall(weights)
+                reply = ShardReply(self.steps, self.updates, self._stop_at)
+            connection.send(frame(encode(reply), len(weights)), [memoryview(weights)])
 
-    def _push(
-        self, worker: int, step: int, covers: int, seen: int, rate: float, gradients: Gradients, *, asked: bool
-    ) -> None:
+    def _push(self, worker: int, push: Push, gradients: Gradients) -> None:
         with self._changed:
             self.counts.pushes += 1
-            if not self.synchrony.is_lock_step(step):
-                self._apply_alone(gradients, seen, rate)
-            elif step == self.steps:
+            if not self.synchrony.is_lock_step(push.step):
+                self._apply_alone(gradients, push.seen, push.rate)
+            elif push.step == self.steps:
                 self._waiting[worker] = gradients
-                self._rate = rate
+                self._rate = push.rate
                 self._step_where_enough()
             else:
                 self.counts.dropped += 1
-            self._clock[worker] = step + covers
+            self._clock[worker] = push.step + push.covers
             self.counts.largest_gap = max(self.counts.largest_gap, max(self._clock.values()) - self._slowest())
-            if asked and self._stop_at == NO_STOP:
+            if push.asked and self._stop_at == NO_STOP:
                 self._stop_at = max(self._clock.values()) + self.synchrony.push_every + _STEPS_TO_HEAR
             self._changed.notify_all()
 
@@ -243,7 +240,7 @@ class Shard:
 
     def _step_where_enough(self) -> None:
         """Take the step if enough gradients have arrived, or those of all remaining workers."""
-        if not self._waiting or len(self._waiting) < min(self.synchrony.needed, len(self._connections)):
+        if not self._waiting or len(self._waiting) < min(self.synchrony.needed, len(self._connected)):
             return
         arrived = [self._waiting[worker] for worker in sorted(self._waiting)]
         share = np.float32(1.0 / len(arrived))
@@ -273,25 +270,10 @@ class Shard:
 
     def _slowest(self) -> int:
         """Return the steps of the slowest connected worker."""
-        return min((self._clock[worker] for worker in self._connections), default=max(self._clock.values()))
+        return min((self._clock[worker] for worker in self._connected), default=max(self._clock.values()))
 
     def _leave(self, worker: int) -> None:
         with self._changed:
-            self._connections.pop(worker, None)
+            self._connected.discard(worker)
             self._step_where_enough()
             self._changed.notify_all()
-
-
-def receive(connection: socket.socket, buffer: bytearray | memoryview) -> memoryview:
-    """Fill a buffer and return it.
-
-    Raises:
-        ConnectionError: The other end has closed the connection too early.
-    """
-    view, filled = memoryview(buffer), 0
-    while filled < len(view):
-        received = connection.recv_into(view[filled:])
-        if not received:
-            raise ConnectionError("the other end hung up")
-        filled += received
-    return view

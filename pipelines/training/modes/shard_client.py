@@ -1,13 +1,11 @@
 """The worker's side of its connections to the shards of a parameter server."""
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pipelines.launch.wire.handshake import prove_task
-from pipelines.training.modes.shard import FETCH, NO_STOP, OPENING, PUSH, REPLY, REQUEST, receive
-
-_SECONDS_TO_CONNECT = 30.0
+from pipelines.launch.wire.encoding import encode
+from pipelines.launch.wire.transport import FrameConnection, connect, frame
+from pipelines.training.modes.shard import NO_STOP, REPLIES, Fetch, Push, ShardOpening, ShardReply
 
 
 @contextmanager
@@ -35,20 +33,15 @@ class ShardClient:
             ConnectionError: A shard does not know the secret.
             OSError: A shard cannot be reached.
         """
-        self._sockets: list[socket.socket] = []
-        self._weights = [bytearray(length) for length in weight_bytes]
+        self._connections: list[FrameConnection] = []
         self._seen = [0] * len(addresses)
         self.steps = 0
         """Largest number of lock steps that a shard has taken."""
         self.stop_at = NO_STOP
         """The step after which all workers stop, as decided by the first shard; -1: none."""
-        for address in addresses:
-            connection = socket.create_connection(address, timeout=_SECONDS_TO_CONNECT)
-            self._sockets.append(connection)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            prove_task(connection, secret)
-            connection.settimeout(None)  # a step in lock step takes as long as the slowest worker
-            connection.sendall(OPENING.pack(worker))
+        for (host, port), length in zip(addresses, weight_bytes, strict=True):
+            self._connections.append(connect(host, port, secret, length))
+            self._connections[-1].send(frame(encode(ShardOpening(worker))))
 
     def fetch(self, step: int) -> list[memoryview]:
         """Return the weights of each shard as bytes when this worker may start a step; valid until the next call.
@@ -56,16 +49,14 @@ class ShardClient:
         Raises:
             ConnectionError: A rank that serves a shard has ended.
         """
+        request = frame(encode(Fetch(step)))
         with _loss_explained():
-            return self._fetch(step)
-
-    def _fetch(self, step: int) -> list[memoryview]:
-        for connection in self._sockets:
-            connection.sendall(REQUEST.pack(FETCH, 0, 0, step, 0, 0, 0.0, 0))
-        found = [self._take_reply(number) for number in range(len(self._sockets))]
-        self._seen = [seen for _, seen in found]
-        self.steps = max(steps for steps, _ in found)
-        return [memoryview(weights) for weights in self._weights]
+            for connection in self._connections:
+                connection.send(request)
+            replies, weights = self._take_replies()
+        self._seen = [reply.updates for reply in replies]
+        self.steps = max(reply.steps for reply in replies)
+        return weights
 
     def push(
         self, step: int, pushed: list[list[memoryview]], rate: float, *, covers: int, is_dense: bool, asked: bool
@@ -84,29 +75,18 @@ class ShardClient:
             ConnectionError: A rank that serves a shard has ended.
         """
         with _loss_explained():
-            self._push(step, pushed, rate, covers, is_dense=is_dense, asked=asked)
-
-    def _push(
-        self, step: int, pushed: list[list[memoryview]], rate: float, covers: int, *, is_dense: bool, asked: bool
-    ) -> None:
-        for connection, seen, parts in zip(self._sockets, self._seen, pushed, strict=True):
-            length = sum(part.nbytes for part in parts)
-            connection.sendall(REQUEST.pack(PUSH, asked, is_dense, step, covers, seen, rate, length))
-            for part in parts:
-                connection.sendall(part)
-        for number in range(len(self._sockets)):
-            self._take_reply(number)
+            for connection, seen, parts in zip(self._connections, self._seen, pushed, strict=True):
+                message = encode(Push(step, covers, seen, rate, is_dense, asked))
+                connection.send(frame(message, sum(part.nbytes for part in parts)), parts)
+            self._take_replies()
 
     def close(self) -> None:
         """Close all connections."""
-        for connection in self._sockets:
+        for connection in self._connections:
             connection.close()
 
-    def _take_reply(self, number: int) -> tuple[int, int]:
-        connection = self._sockets[number]
-        steps, updates, stop_at, length = REPLY.unpack(receive(connection, bytearray(REPLY.size)))
-        if length:
-            receive(connection, self._weights[number])
-        if number == 0:
-            self.stop_at = stop_at
-        return steps, updates
+    def _take_replies(self) -> tuple[list[ShardReply], list[memoryview]]:
+        frames = [connection.receive() for connection in self._connections]
+        replies = [REPLIES.decode(message)[0] for message, _ in frames]
+        self.stop_at = replies[0].stop_at
+        return replies, [data for _, data in frames]

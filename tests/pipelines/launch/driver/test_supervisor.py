@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from pipelines.launch.driver import supervisor as module
+from pipelines.launch.driver import probes
 from pipelines.launch.driver.failure import Outcome, RankLostError, WorkerError
 from pipelines.launch.driver.joining import Joining
 from pipelines.launch.driver.listener import Listener
-from pipelines.launch.driver.members import Limits
 from pipelines.launch.driver.supervisor import Supervisor
+from pipelines.launch.policy import Limits
 from pipelines.launch.wire.messages import (
     Begun,
     Event,
@@ -214,11 +214,11 @@ def test_a_task_that_the_driver_never_reached_is_not_lost_when_it_falls_silent(
 ) -> None:
     """A firewall may let tasks reach the driver and not the driver reach them."""
     asked: list[str] = []
-    monkeypatch.setattr(module, "answers", lambda host, port: asked.append(host))
+    monkeypatch.setattr(probes, "answers", lambda host, port: asked.append(host))
     channel = FakeChannel(1, port=port)
     supervisor = supervise(channel, 1)
     supervisor._members[0].first_probe.result()  # type: ignore[union-attr]
-    monkeypatch.setattr(module, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(probes, "SILENT_SECONDS", 0.0)
     channel.silent = 99.0
     threading.Timer(1, channel.hear, [(0, FINISHED)]).start()
     supervisor.watch()
@@ -238,8 +238,8 @@ def test_lost_hosts_are_asked_at_once_while_messages_are_handled(monkeypatch: py
         assert reported.wait(patient(50)), "no message was handled while the hosts were asked"
         return False
 
-    monkeypatch.setattr(module, "answers", answers)
-    monkeypatch.setattr(module, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(probes, "answers", answers)
+    monkeypatch.setattr(probes, "SILENT_SECONDS", 0.0)
     channel = FakeChannel(size, silent=99.0)
     supervisor = supervise(channel, size, on_report=lambda report: reported.set())
     with pytest.raises(RankLostError, match="lost: neither its Spark task nor its host answers") as caught:
@@ -255,8 +255,8 @@ def test_a_silent_task_whose_host_answers_is_kept(monkeypatch: pytest.MonkeyPatc
         channel.hear((0, FINISHED))
         return True
 
-    monkeypatch.setattr(module, "answers", answers)
-    monkeypatch.setattr(module, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(probes, "answers", answers)
+    monkeypatch.setattr(probes, "SILENT_SECONDS", 0.0)
     channel = FakeChannel(1, silent=99.0)
     supervise(channel, 1).watch()
     assert asked[0] == "h0"

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from pipelines.launch.rank.task import _RunningRank
-from pipelines.launch.wire.messages import Fallen, Join, Order, Ready, encode
+from pipelines.launch.wire.encoding import encode
+from pipelines.launch.wire.messages import Fallen, Join, Order, Ready
 
 
 def fake_process() -> Any:

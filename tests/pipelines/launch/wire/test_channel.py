@@ -1,4 +1,3 @@
-import base64
 import dataclasses
 import errno
 import queue
@@ -14,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from pipelines.launch.driver.preflight import answers
+from pipelines.launch.rank.host import probe_port
 from pipelines.launch.rank.rank_log import RankLog
-from pipelines.launch.rank.task import _probe
 from pipelines.launch.wire.channel import ChannelAddress, DriverChannel, ResultLostError
-from pipelines.launch.wire.handshake import accept_task, prove_task
+from pipelines.launch.wire.encoding import encode
 from pipelines.launch.wire.link import Link
 from pipelines.launch.wire.messages import (
     Alive,
@@ -38,8 +37,8 @@ from pipelines.launch.wire.messages import (
     StopSoon,
     Welcome,
     decode,
-    encode,
 )
+from pipelines.launch.wire.transport import FrameConnection, accept_proof, frame, prove
 from tests.patience import patient, wait_until
 
 pytestmark = pytest.mark.timeout(120)
@@ -65,9 +64,9 @@ def tries_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def connect(channel: DriverChannel) -> tuple[socket.socket, Welcome]:
     """A task of the test's own: a connection that the driver has welcomed, and its welcome."""
     connection = socket.create_connection((channel.address.host, channel.address.port), patient(50))
-    prove_task(connection, channel.address.secret)
-    connection.sendall(encode(Opening("a link", HELLO)))
-    welcome, _ = decode(connection.makefile("rb").readline())
+    prove(connection, channel.address.secret)
+    connection.sendall(frame(encode(Opening("a link", HELLO))))
+    welcome, _ = decode(FrameConnection(connection, 0).receive()[0])
     assert isinstance(welcome, Welcome)
     return connection, welcome
 
@@ -76,7 +75,7 @@ def test_nobody_waits_for_a_full_queue_of_a_channel_that_was_closed() -> None:
     channel = DriverChannel("127.0.0.1")
     with connect(channel)[0] as connection:
         for number in range(1, channel.events.maxsize + 10):
-            connection.sendall(encode(Report({"number": number}), number))
+            connection.sendall(frame(encode(Report({"number": number}), number)))
         wait_until(channel.events.full)
         before = threading.active_count()
         channel.close()
@@ -118,7 +117,7 @@ def link(channel: DriverChannel, log: RankLog) -> Iterator[Link]:
 
 
 def break_connection(channel: DriverChannel) -> None:
-    channel._tasks[0].connection.shutdown(socket.SHUT_RDWR)
+    channel._tasks[0].connection.hang_up()
 
 
 def lines_of(received: list[Event]) -> list[str]:
@@ -165,7 +164,7 @@ def test_messages_do_not_make_a_talkative_ranks_log_travel_faster(
 def test_a_wrong_secret_is_refused(channel: DriverChannel, caplog: pytest.LogCaptureFixture) -> None:
     with link_to(dataclasses.replace(channel.address, secret=secrets.token_bytes(32))) as stranger:
         stranger.send(Report({}))
-        wait_until(lambda: channel._refused > 0)
+        wait_until(lambda: channel._server.refused > 0)
         assert not stranger.connected
     with pytest.raises(queue.Empty):
         channel.events.get(timeout=0.1)
@@ -184,26 +183,26 @@ def test_a_driver_without_the_secret_is_not_believed() -> None:
                 connection.settimeout(patient(5))
                 connection.sendall(bytes(32))
                 heard = connection.recv(1 << 16)
-                connection.sendall(bytes(32) + encode(Welcome(0, 0, 0)) + encode(GO))
+                connection.sendall(bytes(32) + frame(encode(Welcome(0, 0, 0))) + frame(encode(GO)))
                 assert address.secret not in heard
                 assert connection.recv(1 << 16) == b""
             assert link.orders.empty()
 
 
 def test_silent_strangers_keep_nobody_out(channel: DriverChannel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.launch.wire.channel.MAXIMUM_STRANGERS", 20)
+    monkeypatch.setattr("pipelines.launch.wire.transport.MAXIMUM_STRANGERS", 20)
     place = (channel.address.host, channel.address.port)
     with ExitStack() as strangers:
         for _ in range(100):
             strangers.enter_context(socket.create_connection(place))
         with link_to(channel.address) as link:
             assert first_message(channel, link) == HELLO
-        wait_until(lambda: channel._refused >= 80)
+        wait_until(lambda: channel._server.refused >= 80)
 
 
 def test_a_flood_of_bad_requests_loses_and_disturbs_nothing(channel: DriverChannel, link: Link, log: RankLog) -> None:
     """Of 2,000; `tests/cluster` sends 10,000 from another host."""
-    noise = [b"", b"PUT /global/0 HTTP/1.1\r\n\r\n", bytes(64), bytes(4096), encode(Alive())]
+    noise = [b"", b"PUT /global/0 HTTP/1.1\r\n\r\n", bytes(64), bytes(4096), frame(encode(Alive()))]
 
     def flood() -> None:
         for number in range(500):
@@ -225,7 +224,7 @@ def test_a_flood_of_bad_requests_loses_and_disturbs_nothing(channel: DriverChann
         received.append(channel.events.get()[1])
     assert numbers_of(received) == list(range(100))
     assert lines_of(received) == [f"line {number}" for number in range(100)]
-    wait_until(lambda: channel._refused >= 1_950)
+    wait_until(lambda: channel._server.refused >= 1_950)
     wait_until(lambda: threading.active_count() < 50)
 
 
@@ -323,11 +322,11 @@ def test_messages_that_do_not_fit_are_counted_and_what_matters_is_kept(monkeypat
             link.send(Report({"number": number}))
         link.send(EXIT)
         connection = stack.enter_context(driver.accept()[0])
-        assert accept_task(connection, secret)
-        connection.sendall(encode(Welcome(0, 0, 0)))
-        lines = connection.makefile("rb")
+        assert accept_proof(connection, secret)
+        connection.sendall(frame(encode(Welcome(0, 0, 0))))
+        frames = FrameConnection(connection, 0)
         while received[-1:] != [EXIT]:
-            received.append(decode(lines.readline())[0])
+            received.append(decode(frames.receive()[0])[0])
     numbers = numbers_of(received)
     assert 0 < len(numbers) < 5000
     assert numbers == list(range(len(numbers)))
@@ -356,8 +355,8 @@ def test_a_task_that_waits_for_room_in_its_socket_notices_that_the_driver_hung_u
         with link_to(ChannelAddress("127.0.0.1", driver.getsockname()[1], secret)) as link:
             connection, _ = driver.accept()
             with connection:
-                assert accept_task(connection, secret)
-                connection.sendall(encode(Welcome(0, 0, 0)))
+                assert accept_proof(connection, secret)
+                connection.sendall(frame(encode(Welcome(0, 0, 0))))
                 sender = threading.Thread(target=link.send_result, args=(file, 2))
                 sender.start()
                 sent = 0
@@ -404,7 +403,7 @@ def test_nothing_is_taken_from_a_connection_that_was_replaced(channel: DriverCha
     """Bytes of a broken connection can be read after the task has connected again and sent the same once more."""
 
     def part(offset: int, data: bytes) -> bytes:
-        return encode(ResultPart(offset, base64.b64encode(data).decode()))
+        return frame(encode(ResultPart(offset)), len(data)) + data
 
     first, _ = connect(channel)
     first.sendall(part(0, b"abc"))
@@ -472,8 +471,6 @@ def test_a_process_without_a_free_descriptor_takes_connections_again(monkeypatch
 
 
 def test_the_port_of_a_task_answers_however_often_it_is_asked() -> None:
-    probe = _probe("127.0.0.1")
-    assert probe is not None
-    assert all(answers("127.0.0.1", probe.getsockname()[1]) for _ in range(300))
-    probe.shutdown(socket.SHUT_RDWR)
-    probe.close()
+    with probe_port("127.0.0.1") as port:
+        assert port is not None
+        assert all(answers("127.0.0.1", port) for _ in range(300))

@@ -1,7 +1,6 @@
 """Shards and their workers over real sockets, with weights that are two numbers."""
 
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,12 +10,14 @@ import numpy as np
 import pytest
 
 from pipelines.launch.driver.failure import names_lost_peer
-from pipelines.launch.wire.handshake import prove_task
-from pipelines.training.modes.shard import NO_STOP, OPENING, PUSH, REQUEST, Shard, Synchrony
+from pipelines.launch.wire.encoding import encode
+from pipelines.launch.wire.transport import frame, prove
+from pipelines.training.modes.shard import NO_STOP, Push, Shard, ShardOpening, Synchrony
 from pipelines.training.modes.shard_client import ShardClient
 from tests.patience import patient, wait_until
 
 SECRET = b"s" * 32
+PUSH = Push(step=0, covers=1, seen=0, rate=0.5, is_dense=True, asked=False)
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -202,8 +203,8 @@ def test_a_worker_killed_in_a_push_changes_nothing_and_the_others_go_on(
     """Its connection ends in the middle of what it sends, as the operating system does it for a process."""
     server = serve(name, connected=2, backup_workers=1 if name == "backup" else 0)
     with raw(server, 2) as connection:
-        connection.sendall(REQUEST.pack(PUSH, 0, 1, 0, 1, 0, 0.5, 8) + np.float32(1000.0).tobytes())
-        wait_until(lambda: 2 in server.shard._connections)
+        connection.sendall(frame(encode(PUSH), 8) + np.float32(1000.0).tobytes())
+        wait_until(lambda: 2 in server.shard._connected)
     for step in range(5):  # with ssp they would wait for it, with bound 0
         for worker in (0, 1):
             server.take(worker, step)
@@ -231,8 +232,8 @@ def test_only_who_knows_the_secret_is_served(serve: Callable[..., Server]) -> No
 def raw(server: Server, worker: int) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", server.shard.port))
     connection.settimeout(patient(20))
-    prove_task(connection, SECRET)
-    connection.sendall(OPENING.pack(worker))
+    prove(connection, SECRET)
+    connection.sendall(frame(encode(ShardOpening(worker))))
     return connection
 
 
@@ -245,7 +246,7 @@ def test_a_worker_is_served_once_and_only_if_there_is_such(serve: Callable[..., 
 def test_who_announces_too_much_is_hung_up_on(serve: Callable[..., Server]) -> None:
     server = serve("async", connected=2)
     with raw(server, 2) as connection:
-        connection.sendall(REQUEST.pack(PUSH, 0, 1, 0, 1, 0, 0.5, 1 << 40))
+        connection.sendall(frame(encode(PUSH), 1 << 40))
         assert connection.recv(1) == b""
     assert server.shard.counts.pushes == 0
 
@@ -284,5 +285,15 @@ def test_clocks_begin_again_after_a_checkpoint(serve: Callable[..., Server]) -> 
     assert server.shard.steps == 8
 
 
-def test_the_header_has_no_padding_that_depends_on_the_machine() -> None:
-    assert REQUEST.size == struct.calcsize("!") + 4 + 4 + 4 + 8 + 8 + 8
+def test_who_does_not_say_first_which_worker_it_is_is_hung_up_on(serve: Callable[..., Server]) -> None:
+    server = serve("async", connected=2)
+    with raw(server, 2) as connection:
+        connection.sendall(frame(encode(ShardOpening(0))))
+        assert connection.recv(1) == b""
+    for first in (encode(PUSH), b"[]", b"{}", b'["ShardOpening", 0, {"worker": "2"}]'):
+        with socket.create_connection(("127.0.0.1", server.shard.port)) as connection:
+            connection.settimeout(patient(20))
+            prove(connection, SECRET)
+            connection.sendall(frame(first))
+            assert connection.recv(1) == b""
+    assert server.shard.counts.pushes == 0

@@ -1,0 +1,106 @@
+"""The host of a task: its resources, what the driver must know of it, and a port that shows that it works."""
+
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pipelines.launch.driver.placement import visible_devices
+from pipelines.launch.rank import cuda
+from pipelines.launch.wire.messages import Hello
+from pipelines.launch.wire.transport import hang_up
+from pipelines.machine.versions import versions
+
+_PAUSE_SECONDS = 0.1
+"""Seconds between two attempts to accept a connection."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """The location of a task and its resources there."""
+
+    task: int
+    host: str
+    cores: int
+    gpus: Sequence[str] = ()
+    """Addresses of GPUs, from Spark."""
+
+
+@contextmanager
+def probe_port(host: str) -> Iterator[int | None]:
+    """Open a port inside this block whose connections show the driver that the task and its network work.
+
+    The port is None if only other hosts use this address for this host. Nothing is read from its connections.
+    """
+    try:
+        listener = socket.create_server((host, 0))
+    except OSError:
+        yield None
+        return
+    threading.Thread(target=_end_connections, args=(listener,), name="groundswell-probe", daemon=True).start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        hang_up(listener)  # wakes the thread that takes connections
+        listener.close()
+
+
+def _end_connections(listener: socket.socket) -> None:
+    """End the connections to a port: the kernel queues only 128 that are not accepted."""
+    while listener.fileno() >= 0:
+        try:
+            listener.accept()[0].close()
+        except OSError:  # closed, or this process has no free descriptor for a moment
+            time.sleep(_PAUSE_SECONDS)
+
+
+def visible_gpus(site: Site, gpus_per_worker: int) -> tuple[str, str]:
+    """Return `CUDA_VISIBLE_DEVICES`, and the problem with it, which the driver reports; empty if there is none."""
+    if not gpus_per_worker:
+        return "-1", ""
+    if len(site.gpus) < gpus_per_worker:
+        return "-1", f"Spark gave a task {len(site.gpus)} GPUs: set spark.task.resource.gpu.amount"
+    try:
+        addresses = site.gpus[:gpus_per_worker]
+        return visible_devices(addresses, os.environ.get("CUDA_VISIBLE_DEVICES")), cuda.complaint()
+    except RuntimeError as error:
+        return "-1", str(error)
+
+
+def hello_of(site: Site, port: int | None, devices: str, complaint: str) -> Hello:
+    """Return a task's first message.
+
+    Args:
+        site: Location of the task.
+        port: The port of `probe_port`.
+        devices: The first value of `visible_gpus`.
+        complaint: The second value of `visible_gpus`.
+    """
+    name = socket.gethostname()
+    resolved, memory = _resolved(name), _shared_memory_mib()
+    return Hello(site.task, site.host, port, devices, complaint, name, resolved, memory, versions())
+
+
+def _shared_memory_mib() -> int:
+    try:
+        return shutil.disk_usage("/dev/shm").total >> 20
+    except OSError:
+        return 0
+
+
+def _resolved(name: str) -> str:
+    """Return the address of the host's own name, to which Gloo will bind, or why there is none."""
+    try:
+        address = socket.gethostbyname(name)
+    except OSError as error:
+        return f"nothing ({error})"
+    try:
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return f"{address}, which is no address of that host"
+    return address

@@ -1,0 +1,261 @@
+"""Connections between the processes of one run, for the driver's channel and for the shards of a parameter server.
+
+Both ends first prove that they know the secret of the run, and neither sends it. Then they exchange frames. A frame is
+a message and the bytes of its data, such as an array, which is sent and received without being copied.
+"""
+
+import hmac
+import logging
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
+
+HANDSHAKE_SECONDS = 5.0
+"""Seconds to connect, and seconds that one end waits for the other end's proof."""
+SECRET_BYTES = 32
+MAXIMUM_STRANGERS = 256
+"""Limit to connections that have not proved the secret yet; newer ones replace older ones."""
+MAXIMUM_MESSAGE_BYTES = (1 << 22) + (1 << 12)
+_LENGTHS = struct.Struct("!IQ")
+"""The head of a frame: number of bytes of its message and of its data."""
+_PARTS_AT_ONCE = 512
+"""Number of parts in one call of the kernel, which takes 1,024 at most."""
+_PAUSE_SECONDS = 0.1
+"""Seconds between two attempts to accept a connection."""
+_log = logging.getLogger(__name__)
+
+
+def frame(message: bytes, data_bytes: int = 0) -> bytes:
+    """Return a message with the head of its frame; the sender sends the `data_bytes` bytes of its data after it."""
+    return _LENGTHS.pack(len(message), data_bytes) + message
+
+
+class FrameConnection:
+    """One end of a connection whose other end has proved the secret."""
+
+    def __init__(self, connection: socket.socket, maximum_data_bytes: int) -> None:
+        """Take over a socket.
+
+        Args:
+            connection: The socket.
+            maximum_data_bytes: Limit to the data of a received frame.
+        """
+        self._socket, self._maximum_data_bytes = connection, maximum_data_bytes
+        self._reader = connection.makefile("rb")
+        self._data = bytearray()
+
+    def send(self, frames: bytes, data: Iterable[memoryview] = ()) -> None:
+        """Send whole frames, or one frame without its data and then the parts of this data, as views of bytes."""
+        parts = [memoryview(frames), *data]
+        while parts:
+            sent = self._socket.sendmsg(parts[:_PARTS_AT_ONCE])
+            while parts and sent >= len(parts[0]):
+                sent -= len(parts.pop(0))
+            if sent:
+                parts[0] = parts[0][sent:]
+
+    def receive(self) -> tuple[bytes, memoryview]:
+        """Return the next message and its data; the data is valid until the next frame with data.
+
+        Raises:
+            ConnectionError: The other end has hung up.
+            ValueError: The frame is larger than allowed.
+        """
+        message_bytes, data_bytes = _LENGTHS.unpack(self._exactly(_LENGTHS.size))
+        if message_bytes > MAXIMUM_MESSAGE_BYTES or data_bytes > self._maximum_data_bytes:
+            raise ValueError(f"a frame of {message_bytes:,} and {data_bytes:,} bytes is larger than allowed")
+        message = self._exactly(message_bytes)
+        if len(self._data) < data_bytes:
+            self._data = bytearray(data_bytes)
+        data = memoryview(self._data)[:data_bytes]
+        if self._reader.readinto(data) < data_bytes:
+            raise ConnectionError("the other end hung up")
+        return message, data
+
+    def settimeout(self, seconds: float | None) -> None:
+        """Limit the seconds that the other end may be silent, as for sockets; None: no limit."""
+        self._socket.settimeout(seconds)
+
+    def hang_up(self) -> None:
+        """End the connection, and wake the thread that waits in it."""
+        hang_up(self._socket)
+
+    def close(self) -> None:
+        """Free the socket; no other thread uses it any more."""
+        self._reader.close()
+        self._socket.close()
+
+    def _exactly(self, size: int) -> bytes:
+        data = self._reader.read(size)
+        if len(data) < size:
+            raise ConnectionError("the other end hung up")
+        return data
+
+
+class ConnectionServer:
+    """Accepts connections on a port of its own, and serves each one that proves the secret in its own thread."""
+
+    def __init__(
+        self,
+        host: str,
+        secret: bytes,
+        serve: Callable[[FrameConnection], None],
+        *,
+        maximum_data_bytes: int,
+        name: str,
+    ) -> None:
+        """Bind a random port and serve until `close`.
+
+        Args:
+            host: The address to listen on.
+            secret: The secret of the run.
+            serve: Called with each connection that has proved the secret; the connection ends with the call.
+            maximum_data_bytes: Limit to the data of a received frame.
+            name: Name of the threads.
+        """
+        self._secret, self._serve_proved = secret, serve
+        self._maximum_data_bytes, self._name = maximum_data_bytes, name
+        self.peers: set[str] = set()
+        """The addresses that have proved the secret."""
+        self.refused = 0
+        """Number of connections that did not prove the secret."""
+        self._lock = threading.Lock()
+        self._strangers: dict[socket.socket, None] = {}
+        self._proved: set[socket.socket] = set()
+        self._is_closed = False
+        self._listener = socket.create_server((host, 0), backlog=1024)
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, name=name, daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening, and hang up."""
+        self._is_closed = True
+        # A thread that waits in `accept` keeps a closed socket open; this wakes the thread.
+        hang_up(self._listener)
+        self._listener.close()
+        with self._lock:
+            for connection in (*self._strangers, *self._proved):
+                hang_up(connection)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, address = self._listener.accept()
+            except OSError:  # closed, or this process has no free descriptor for a moment
+                if self._is_closed:
+                    return
+                time.sleep(_PAUSE_SECONDS)
+                continue
+            with self._lock:
+                self._strangers[connection] = None
+                # Silent connections are closed in favour of new ones: our own ends prove the secret in milliseconds.
+                if len(self._strangers) > MAXIMUM_STRANGERS:
+                    oldest = next(iter(self._strangers))
+                    del self._strangers[oldest]
+                    hang_up(oldest)
+            if self._is_closed:  # `close` may have missed this connection
+                hang_up(connection)
+            threading.Thread(target=self._serve, args=(connection, address[0]), name=self._name, daemon=True).start()
+
+    def _serve(self, connection: socket.socket, address: str) -> None:
+        with connection:
+            if not self._admit(connection, address):
+                return
+            try:
+                with closing(FrameConnection(connection, self._maximum_data_bytes)) as frames:
+                    self._serve_proved(frames)
+            except (OSError, ValueError) as error:
+                _log.info("a connection of %s ended: %s", self._name, error)
+            finally:
+                with self._lock:
+                    self._proved.remove(connection)
+
+    def _admit(self, connection: socket.socket, address: str) -> bool:
+        """Return whether the other end has proved the secret; count it."""
+        try:
+            proved = accept_proof(connection, self._secret)
+        except OSError:
+            proved = False
+        with self._lock:
+            self._strangers.pop(connection, None)
+            if proved:
+                self._proved.add(connection)
+                self.peers.add(address)
+            else:
+                self.refused += 1
+        return proved
+
+
+def connect(host: str, port: int, secret: bytes, maximum_data_bytes: int = 0) -> FrameConnection:
+    """Connect to a `ConnectionServer`.
+
+    Args:
+        host: The server's address.
+        port: The server's port.
+        secret: The secret of the run.
+        maximum_data_bytes: Limit to the data of a received frame.
+
+    Raises:
+        ConnectionError: The other end does not know the secret.
+        OSError: The server cannot be reached.
+    """
+    connection = socket.create_connection((host, port), HANDSHAKE_SECONDS)
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        prove(connection, secret)
+        connection.settimeout(None)
+    except BaseException:
+        connection.close()
+        raise
+    return FrameConnection(connection, maximum_data_bytes)
+
+
+def accept_proof(connection: socket.socket, secret: bytes) -> bool:
+    """Run the server's part of the handshake; return whether the other end knows the secret.
+
+    Raises:
+        OSError: The other end is silent or hangs up.
+    """
+    connection.settimeout(HANDSHAKE_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    nonce = secrets.token_bytes(SECRET_BYTES)
+    connection.sendall(nonce)
+    theirs, proof = _receive(connection), _receive(connection)
+    if not hmac.compare_digest(proof, hmac.digest(secret, b"client" + nonce + theirs, "sha256")):
+        return False
+    connection.sendall(hmac.digest(secret, b"server" + theirs + nonce, "sha256"))
+    connection.settimeout(None)
+    return True
+
+
+def prove(connection: socket.socket, secret: bytes) -> None:
+    """Run the client's part of the handshake.
+
+    Raises:
+        ConnectionError: The other end does not know the secret.
+    """
+    theirs = _receive(connection)
+    nonce = secrets.token_bytes(SECRET_BYTES)
+    connection.sendall(nonce + hmac.digest(secret, b"client" + theirs + nonce, "sha256"))
+    if not hmac.compare_digest(_receive(connection), hmac.digest(secret, b"server" + nonce + theirs, "sha256")):
+        raise ConnectionError("the process at the other end does not know the secret of this run")
+
+
+def hang_up(connection: socket.socket) -> None:
+    """Shut down a connection or a listener, and so wake the thread that waits in it; a second call does nothing."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _receive(connection: socket.socket) -> bytes:
+    data = b""
+    while len(data) < SECRET_BYTES:
+        part = connection.recv(SECRET_BYTES - len(data))
+        if not part:
+            raise ConnectionError("the other end hung up")
+        data += part
+    return data
