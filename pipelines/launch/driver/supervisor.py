@@ -4,7 +4,6 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from pipelines.launch.driver.failure import STOPPED, Kind, Outcome, StartError, failure_of, outcome_of_exit
 from pipelines.launch.driver.hangs import is_hanging, suspect
@@ -169,9 +168,8 @@ class Supervisor:
             return False
         until = time.monotonic() + _LOOK_SECONDS
         self._handle(task, event)
-        with suppress(queue.Empty):
-            while time.monotonic() < until:
-                self._handle(*self._channel.events.get_nowait())
+        while time.monotonic() < until and not self._channel.events.empty():
+            self._handle(*self._channel.events.get())
         return True
 
     def _take_last_reports(self) -> None:

@@ -9,7 +9,6 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 _PATH = re.compile(r"/([\w.:-]{1,200})/([\w.:-]{1,200})")
@@ -90,8 +89,7 @@ class RendezvousServer:
     def _serve(self) -> None:
         watch = threading.Thread(target=self._close_when_joined, daemon=True)
         watch.start()
-        with suppress(OSError):
-            self._server.serve_forever(poll_interval=0.05)
+        self._server.serve_forever(poll_interval=0.05)
         self._server.server_close()
 
     def _close_when_joined(self) -> None:

@@ -35,9 +35,9 @@ def frame(message: bytes, data_bytes: int = 0) -> bytes:
 
 
 class FrameConnection:
-    """One end of a connection whose other end has proved the secret."""
+    """One end of a connection: it proves the secret, or accepts the proof, and then sends and receives frames."""
 
-    def __init__(self, connection: socket.socket, maximum_data_bytes: int) -> None:
+    def __init__(self, connection: socket.socket, maximum_data_bytes: int = 0) -> None:
         """Take over a socket.
 
         Args:
@@ -47,6 +47,37 @@ class FrameConnection:
         self._socket, self._maximum_data_bytes = connection, maximum_data_bytes
         self._reader = connection.makefile("rb")
         self._data = bytearray()
+
+    def accept_proof(self, secret: bytes) -> bool:
+        """Run the server's part of the handshake; return whether the other end knows the secret.
+
+        Raises:
+            OSError: The other end is silent or hangs up.
+        """
+        self.settimeout(HANDSHAKE_SECONDS)
+        nonce = secrets.token_bytes(SECRET_BYTES)
+        self.send(nonce)
+        theirs, proof = self._exactly(SECRET_BYTES), self._exactly(SECRET_BYTES)
+        if not hmac.compare_digest(proof, hmac.digest(secret, b"client" + nonce + theirs, "sha256")):
+            return False
+        self.send(hmac.digest(secret, b"server" + theirs + nonce, "sha256"))
+        self.settimeout(None)
+        return True
+
+    def prove(self, secret: bytes) -> None:
+        """Run the client's part of the handshake.
+
+        Raises:
+            ConnectionError: The other end does not know the secret.
+        """
+        self.settimeout(HANDSHAKE_SECONDS)
+        theirs = self._exactly(SECRET_BYTES)
+        nonce = secrets.token_bytes(SECRET_BYTES)
+        self.send(nonce + hmac.digest(secret, b"client" + theirs + nonce, "sha256"))
+        proof = self._exactly(SECRET_BYTES)
+        if not hmac.compare_digest(proof, hmac.digest(secret, b"server" + nonce + theirs, "sha256")):
+            raise ConnectionError("the process at the other end does not know the secret of this run")
+        self.settimeout(None)
 
     def send(self, frames: bytes, data: Iterable[memoryview] = ()) -> None:
         """Send whole frames, or one frame without its data and then the parts of this data, as views of bytes."""
@@ -128,6 +159,7 @@ class ConnectionServer:
         self._proved: set[socket.socket] = set()
         self._is_closed = False
         self._listener = socket.create_server((host, 0), backlog=1024)
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # its connections inherit this
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, name=name, daemon=True).start()
 
@@ -162,22 +194,21 @@ class ConnectionServer:
             threading.Thread(target=self._serve, args=(connection, address[0]), name=self._name, daemon=True).start()
 
     def _serve(self, connection: socket.socket, address: str) -> None:
-        with connection:
-            if not self._admit(connection, address):
+        with closing(FrameConnection(connection, self._maximum_data_bytes)) as frames:
+            if not self._admit(connection, frames, address):
                 return
             try:
-                with closing(FrameConnection(connection, self._maximum_data_bytes)) as frames:
-                    self._serve_proved(frames)
+                self._serve_proved(frames)
             except (OSError, ValueError) as error:
                 _log.info("a connection of %s ended: %s", self._name, error)
             finally:
                 with self._lock:
                     self._proved.remove(connection)
 
-    def _admit(self, connection: socket.socket, address: str) -> bool:
+    def _admit(self, connection: socket.socket, frames: FrameConnection, address: str) -> bool:
         """Return whether the other end has proved the secret; count it."""
         try:
-            proved = accept_proof(connection, self._secret)
+            proved = frames.accept_proof(self._secret)
         except OSError:
             proved = False
         with self._lock:
@@ -203,59 +234,18 @@ def connect(host: str, port: int, secret: bytes, maximum_data_bytes: int = 0) ->
         ConnectionError: The other end does not know the secret.
         OSError: The server cannot be reached.
     """
-    connection = socket.create_connection((host, port), HANDSHAKE_SECONDS)
+    connected = socket.create_connection((host, port), HANDSHAKE_SECONDS)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection = FrameConnection(connected, maximum_data_bytes)
     try:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        prove(connection, secret)
-        connection.settimeout(None)
+        connection.prove(secret)
     except BaseException:
         connection.close()
         raise
-    return FrameConnection(connection, maximum_data_bytes)
-
-
-def accept_proof(connection: socket.socket, secret: bytes) -> bool:
-    """Run the server's part of the handshake; return whether the other end knows the secret.
-
-    Raises:
-        OSError: The other end is silent or hangs up.
-    """
-    connection.settimeout(HANDSHAKE_SECONDS)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    nonce = secrets.token_bytes(SECRET_BYTES)
-    connection.sendall(nonce)
-    theirs, proof = _receive(connection), _receive(connection)
-    if not hmac.compare_digest(proof, hmac.digest(secret, b"client" + nonce + theirs, "sha256")):
-        return False
-    connection.sendall(hmac.digest(secret, b"server" + theirs + nonce, "sha256"))
-    connection.settimeout(None)
-    return True
-
-
-def prove(connection: socket.socket, secret: bytes) -> None:
-    """Run the client's part of the handshake.
-
-    Raises:
-        ConnectionError: The other end does not know the secret.
-    """
-    theirs = _receive(connection)
-    nonce = secrets.token_bytes(SECRET_BYTES)
-    connection.sendall(nonce + hmac.digest(secret, b"client" + theirs + nonce, "sha256"))
-    if not hmac.compare_digest(_receive(connection), hmac.digest(secret, b"server" + nonce + theirs, "sha256")):
-        raise ConnectionError("the process at the other end does not know the secret of this run")
+    return connection
 
 
 def hang_up(connection: socket.socket) -> None:
     """Shut down a connection or a listener, and so wake the thread that waits in it; a second call does nothing."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
-
-
-def _receive(connection: socket.socket) -> bytes:
-    data = b""
-    while len(data) < SECRET_BYTES:
-        part = connection.recv(SECRET_BYTES - len(data))
-        if not part:
-            raise ConnectionError("the other end hung up")
-        data += part
-    return data

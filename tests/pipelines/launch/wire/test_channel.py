@@ -38,7 +38,7 @@ from pipelines.launch.wire.messages import (
     Welcome,
     decode,
 )
-from pipelines.launch.wire.transport import FrameConnection, accept_proof, frame, prove
+from pipelines.launch.wire.transport import FrameConnection, frame
 from tests.patience import patient, wait_until
 
 pytestmark = pytest.mark.timeout(120)
@@ -64,9 +64,11 @@ def tries_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def connect(channel: DriverChannel) -> tuple[socket.socket, Welcome]:
     """A task of the test's own: a connection that the driver has welcomed, and its welcome."""
     connection = socket.create_connection((channel.address.host, channel.address.port), patient(50))
-    prove(connection, channel.address.secret)
-    connection.sendall(frame(encode(Opening("a link", HELLO))))
-    welcome, _ = decode(FrameConnection(connection, 0).receive()[0])
+    frames = FrameConnection(connection)
+    frames.prove(channel.address.secret)
+    frames.settimeout(patient(50))
+    frames.send(frame(encode(Opening("a link", HELLO))))
+    welcome, _ = decode(frames.receive()[0])
     assert isinstance(welcome, Welcome)
     return connection, welcome
 
@@ -322,9 +324,9 @@ def test_messages_that_do_not_fit_are_counted_and_what_matters_is_kept(monkeypat
             link.send(Report({"number": number}))
         link.send(EXIT)
         connection = stack.enter_context(driver.accept()[0])
-        assert accept_proof(connection, secret)
-        connection.sendall(frame(encode(Welcome(0, 0, 0))))
-        frames = FrameConnection(connection, 0)
+        frames = FrameConnection(connection)
+        assert frames.accept_proof(secret)
+        frames.send(frame(encode(Welcome(0, 0, 0))))
         while received[-1:] != [EXIT]:
             received.append(decode(frames.receive()[0])[0])
     numbers = numbers_of(received)
@@ -355,7 +357,7 @@ def test_a_task_that_waits_for_room_in_its_socket_notices_that_the_driver_hung_u
         with link_to(ChannelAddress("127.0.0.1", driver.getsockname()[1], secret)) as link:
             connection, _ = driver.accept()
             with connection:
-                assert accept_proof(connection, secret)
+                assert FrameConnection(connection).accept_proof(secret)
                 connection.sendall(frame(encode(Welcome(0, 0, 0))))
                 sender = threading.Thread(target=link.send_result, args=(file, 2))
                 sender.start()

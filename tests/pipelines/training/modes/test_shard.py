@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.launch.driver.failure import names_lost_peer
 from pipelines.launch.wire.encoding import encode
-from pipelines.launch.wire.transport import frame, prove
+from pipelines.launch.wire.transport import FrameConnection, frame
 from pipelines.training.modes.shard import NO_STOP, Push, Shard, ShardOpening, Synchrony
 from pipelines.training.modes.shard_client import ShardClient
 from tests.patience import patient, wait_until
@@ -231,8 +231,8 @@ def test_only_who_knows_the_secret_is_served(serve: Callable[..., Server]) -> No
 
 def raw(server: Server, worker: int) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", server.shard.port))
+    FrameConnection(connection).prove(SECRET)
     connection.settimeout(patient(20))
-    prove(connection, SECRET)
     connection.sendall(frame(encode(ShardOpening(worker))))
     return connection
 
@@ -292,8 +292,8 @@ def test_who_does_not_say_first_which_worker_it_is_is_hung_up_on(serve: Callable
         assert connection.recv(1) == b""
     for first in (encode(PUSH), b"[]", b"{}", b'["ShardOpening", 0, {"worker": "2"}]'):
         with socket.create_connection(("127.0.0.1", server.shard.port)) as connection:
+            FrameConnection(connection).prove(SECRET)
             connection.settimeout(patient(20))
-            prove(connection, SECRET)
             connection.sendall(frame(first))
             assert connection.recv(1) == b""
     assert server.shard.counts.pushes == 0
