@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.sql import SparkSession
 
-from pipelines.launch.driver.listener import LogToDriver
 from pipelines.launch.driver.local_tasks import local_gpus
 from pipelines.launch.driver.preflight import check_session, gpus_per_task, settled_slots
+from pipelines.launch.driver.rank_output import LogToDriver
 from pipelines.launch.rank.report import log_to_driver
 from pipelines.launch.runner import BarrierRunner
 

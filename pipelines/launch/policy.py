@@ -23,7 +23,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Limits:
+class TimeLimits:
     """The time limits of every attempt, in seconds."""
 
     start: float

@@ -15,9 +15,8 @@ from pyspark.sql import SparkSession
 
 from pipelines.launch.driver.barrier_tasks import BarrierTasks
 from pipelines.launch.driver.failure import InfrastructureError, RankLostError, StartError, WorkerError
-from pipelines.launch.driver.joining import Joining
+from pipelines.launch.driver.joining import JoinRounds
 from pipelines.launch.driver.jvm import naming_a_dead_jvm
-from pipelines.launch.driver.listener import Listener, LogToDriver
 from pipelines.launch.driver.local_tasks import LOOPBACK, LocalTasks
 from pipelines.launch.driver.placement import Placement, devices_of_hosts, place
 from pipelines.launch.driver.preflight import (
@@ -29,16 +28,17 @@ from pipelines.launch.driver.preflight import (
     driver_addresses,
     drop_lost_executors,
 )
+from pipelines.launch.driver.rank_output import LogToDriver, RankOutput
 from pipelines.launch.driver.supervisor import Supervisor
 from pipelines.launch.driver.termination import Termination, delayed_sigterm
-from pipelines.launch.policy import Attempt, Limits, RetryPolicy
+from pipelines.launch.policy import Attempt, RetryPolicy, TimeLimits
 from pipelines.launch.rank.fork_server import FORK_SERVER_VARIABLE
 from pipelines.launch.rank.membership import CYCLE_TIME
 from pipelines.launch.rank.process import THREAD_VARIABLES, inherited_settings
 from pipelines.launch.rank.report import ATTEMPT_VARIABLE
-from pipelines.launch.rank.task import Launch, RankResult
+from pipelines.launch.rank.task import RankResult, TaskInput
 from pipelines.launch.wire.channel import DriverChannel, ResultLostError
-from pipelines.launch.wire.messages import Go, JsonObject
+from pipelines.launch.wire.messages import JsonObject, RunRank
 from pipelines.launch.wire.rendezvous import Rendezvous
 from pipelines.machine.notebook import quieten_spark
 from pipelines.machine.proc import allow_open_files
@@ -129,7 +129,7 @@ class BarrierRunner:
         if log_to_driver not in get_args(LogToDriver):
             raise ValueError(f"log_to_driver={log_to_driver!r} is not one of {', '.join(get_args(LogToDriver))}")
         self._policy = RetryPolicy(retries, retry_wait, tuple(allowed_sizes))
-        self._limits = Limits(start_timeout, hang_timeout, stop_grace)
+        self._limits = TimeLimits(start_timeout, hang_timeout, stop_grace)
         self._spark = spark
         self._num_workers, self._gpus_per_worker, self._picks_gpu = num_workers, gpus_per_worker, picks_gpu
         threads = dict.fromkeys(THREAD_VARIABLES, str(threads_per_worker)) if threads_per_worker else {}
@@ -260,10 +260,10 @@ class BarrierRunner:
             stack.callback(rendezvous.close)
             tasks = self._start_tasks(channel, payload, attempt)
             stack.callback(tasks.close)
-            listener = self._listener(attempt)
-            stack.callback(listener.close)
-            joining = Joining(attempt.num_workers, lambda: rendezvous.open() | self._gloo_timeout())
-            supervisor = Supervisor(channel, tasks, attempt.num_workers, listener, self._limits, joining)
+            output = self._rank_output(attempt)
+            stack.callback(output.close)
+            joining = JoinRounds(attempt.num_workers, lambda: rendezvous.open() | self._gloo_timeout())
+            supervisor = Supervisor(channel, tasks, attempt.num_workers, output, self._limits, joining)
             stack.callback(supervisor.close)
             stack.callback(lambda: self._unreachable_hosts.update(supervisor.unreachable_hosts))
             self._supervisor = supervisor
@@ -276,7 +276,10 @@ class BarrierRunner:
                 placements = place([hello.host for hello in hellos])
                 seen = devices_of_hosts(placements, [hello.devices for hello in hellos]) if self._picks_gpu else {}
                 supervisor.go(
-                    [Go(p.rank, p.environment() | seen.get(p.host, {}) | extra, p.rank < wanted) for p in placements]
+                    [
+                        RunRank(p.rank, p.environment() | seen.get(p.host, {}) | extra, p.rank < wanted)
+                        for p in placements
+                    ]
                 )
                 supervisor.watch()
                 return _values(channel, tasks.results(), placements, wanted)
@@ -289,21 +292,21 @@ class BarrierRunner:
         limits = self._limits
         address, gpus = channel.address, self._gpus_per_worker
         server = os.environ.get(FORK_SERVER_VARIABLE)
-        launch = Launch(address, gpus, limits.start, limits.stop_grace, payload, self._env, self._spares, server)
+        given = TaskInput(address, gpus, limits.start, limits.stop_grace, payload, self._env, self._spares, server)
         if self._spark is None:
-            return LocalTasks(attempt.num_workers, launch)
+            return LocalTasks(attempt.num_workers, given)
         description = self._description + (f" (attempt {attempt.number})" if attempt.number > 1 else "")
-        return BarrierTasks(self._spark, attempt.num_workers, launch, description)
+        return BarrierTasks(self._spark, attempt.num_workers, given, description)
 
     def _gloo_timeout(self) -> dict[str, str]:
         return {} if self._exchange_timeout is None else {_GLOO_TIMEOUT: str(math.ceil(self._exchange_timeout))}
 
-    def _listener(self, attempt: Attempt) -> Listener:
-        listener = Listener(self._log_to_driver, self._on_log, self._on_report, self._log_folder)
+    def _rank_output(self, attempt: Attempt) -> RankOutput:
+        output = RankOutput(self._log_to_driver, self._on_log, self._on_report, self._log_folder)
         if attempt.number > 1:
             for rank in range(attempt.num_workers):
-                listener.heading(rank, f"--- attempt {attempt.number}, after: {attempt.after}")
-        return listener
+                output.heading(rank, f"--- attempt {attempt.number}, after: {attempt.after}")
+        return output
 
 
 def _check_open_files(num_workers: int) -> None:

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 from pipelines.launch.driver.failure import InfrastructureError
 from pipelines.launch.driver.jvm import SparkGoneError, is_jvm_gone, reason_of
 from pipelines.launch.driver.preflight import decommissioned_executor, is_local
-from pipelines.launch.rank.host import Site
-from pipelines.launch.rank.task import Launch, RankResult, run_task
+from pipelines.launch.rank.host import TaskResources
+from pipelines.launch.rank.task import RankResult, TaskInput, run_task
 
 CANCEL_SECONDS = 10.0
 """Seconds that Spark may take to end a cancelled stage."""
@@ -25,13 +25,13 @@ _DECOMMISSION_PERIOD_SECONDS = 2.0
 class BarrierTasks:
     """One barrier stage, submitted by a thread so that the caller can watch and cancel it."""
 
-    def __init__(self, spark: SparkSession, size: int, launch: Launch, description: str) -> None:
+    def __init__(self, spark: SparkSession, size: int, task_input: TaskInput, description: str) -> None:
         """Submit the stage.
 
         Args:
             spark: A session.
             size: Number of tasks.
-            launch: Input of each task.
+            task_input: Input of each task.
             description: Text for the job in Spark's web page.
         """
         self._spark, self._context = spark, spark.sparkContext
@@ -42,7 +42,7 @@ class BarrierTasks:
         self._stop_reason: str | None = None
         self._cancelled = False
         self._ended = threading.Event()
-        self._thread = InheritableThread(target=self._submit, args=(size, _barrier_function(launch)))
+        self._thread = InheritableThread(target=self._submit, args=(size, _barrier_function(task_input)))
         self._thread.start()
         if not is_local(spark):
             watcher = InheritableThread(target=self._watch_executors)
@@ -114,13 +114,13 @@ class BarrierTasks:
                 self._stop_reason = decommissioned_executor(self._spark)
 
 
-def _barrier_function(launch: Launch) -> Callable[[Iterable[int]], Iterator[RankResult]]:
+def _barrier_function(task_input: TaskInput) -> Callable[[Iterable[int]], Iterator[RankResult]]:
     def function(_: Iterable[int]) -> Iterator[RankResult]:
         context = BarrierTaskContext.get()
         task = context.partitionId()
         host = context.getTaskInfos()[task].address.rsplit(":", 1)[0]
         gpus = context.resources()["gpu"].addresses if "gpu" in context.resources() else []
-        result = run_task(launch, Site(task, host, context.cpus(), gpus))
+        result = run_task(task_input, TaskResources(task, host, context.cpus(), gpus))
         return iter([] if result is None else [result])
 
     return function

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Literal
 
 from pipelines.launch.rank.membership import NOTHING_KEPT
-from pipelines.launch.wire.messages import Exit, Failure
+from pipelines.launch.wire.messages import FunctionFailure, ProcessExit
 
 Kind = Literal["finished", "exception", "died", "hung", "lost", "requested", "consequence", "stopped"]
 """`requested`: the rank was asked to stop. `stopped`: it was ended because another rank failed."""
@@ -99,7 +99,7 @@ def root_cause(outcomes: Sequence[Outcome]) -> Outcome:
     return next(group[0] for group in by_weight if group)
 
 
-def outcome_of_exit(rank: int, host: str, end: Exit) -> Outcome:
+def outcome_of_exit(rank: int, host: str, end: ProcessExit) -> Outcome:
     """Classify a task's message about the end of its process."""
     lines = tuple(end.last_lines)
     if end.failure is not None:
@@ -119,7 +119,7 @@ def names_lost_peer(text: str) -> bool:
     return any(known in text for known in _CONSEQUENCES)
 
 
-def _judge(failure: Failure) -> tuple[Kind, str]:
+def _judge(failure: FunctionFailure) -> tuple[Kind, str]:
     if failure.on_request:
         return "requested", f"stopped on request: {failure.message}" if failure.message else "stopped on request"
     message = _without_graph_trace(failure.message)

@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterable, Sequence
 
 from pipelines.launch.driver.status import AttemptStatus, RankStatus
-from pipelines.launch.policy import Limits
+from pipelines.launch.policy import TimeLimits
 
 
-def is_hanging(status: AttemptStatus, ranks: Iterable[RankStatus], limits: Limits) -> bool:
+def is_hanging(status: AttemptStatus, ranks: Iterable[RankStatus], limits: TimeLimits) -> bool:
     """Return whether one of these ranks has given no sign of life for too long.
 
     Args:
@@ -19,7 +19,7 @@ def is_hanging(status: AttemptStatus, ranks: Iterable[RankStatus], limits: Limit
     return any(_is_late(rank, latest, status.now, limits) for rank in ranks)
 
 
-def _is_late(rank: RankStatus, latest: float, now: float, limits: Limits) -> bool:
+def _is_late(rank: RankStatus, latest: float, now: float, limits: TimeLimits) -> bool:
     if not rank.has_begun:
         return now - rank.last_sign > limits.start
     # A rank that never reports is measured by the last sign of any rank.

@@ -10,7 +10,7 @@ _MOST_WITHOUT_PROGRESS = 3
 _log = logging.getLogger(__name__)
 
 
-class Joining:
+class JoinRounds:
     """Waits until every task's rank is ready, then opens a rendezvous for all of them."""
 
     def __init__(self, size: int, open_rendezvous: Callable[[], dict[str, str]]) -> None:

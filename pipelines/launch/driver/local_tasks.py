@@ -4,8 +4,8 @@ import os
 import threading
 from pathlib import Path
 
-from pipelines.launch.rank.host import Site
-from pipelines.launch.rank.task import Launch, RankFailedError, RankResult, run_task
+from pipelines.launch.rank.host import TaskResources
+from pipelines.launch.rank.task import RankFailedError, RankResult, TaskInput, run_task
 
 LOOPBACK = "127.0.0.1"
 _END_SECONDS = 10.0
@@ -14,16 +14,17 @@ _END_SECONDS = 10.0
 class LocalTasks:
     """One thread for each rank."""
 
-    def __init__(self, size: int, launch: Launch) -> None:
+    def __init__(self, size: int, task_input: TaskInput) -> None:
         """Start the threads."""
         self._results: list[RankResult] = []
         self._failure: str | None = None
         self._cancelled = threading.Event()
-        each = launch.gpus_per_worker
+        each = task_input.gpus_per_worker
         cores = max(1, len(os.sched_getaffinity(0)) // size)
         addresses = [str(position) for position in range(len(local_gpus()))]
-        sites = [Site(task, LOOPBACK, cores, addresses[task * each : task * each + each]) for task in range(size)]
-        self._threads = [threading.Thread(target=self._run, args=(launch, site)) for site in sites]
+        gpus = [addresses[task * each : task * each + each] for task in range(size)]
+        by_task = [TaskResources(task, LOOPBACK, cores, gpus[task]) for task in range(size)]
+        self._threads = [threading.Thread(target=self._run, args=(task_input, resources)) for resources in by_task]
         for thread in self._threads:
             thread.start()
 
@@ -54,13 +55,13 @@ class LocalTasks:
         for thread in self._threads:
             thread.join(_END_SECONDS)
 
-    def _run(self, launch: Launch, site: Site) -> None:
+    def _run(self, task_input: TaskInput, resources: TaskResources) -> None:
         try:
-            result = run_task(launch, site, self._cancelled.is_set)
+            result = run_task(task_input, resources, self._cancelled.is_set)
         except RankFailedError:
             return  # the driver already knows the failure
         except Exception as error:
-            self._failure = f"task {site.task}: {type(error).__name__}: {error}"
+            self._failure = f"task {resources.task}: {type(error).__name__}: {error}"
         else:
             self._results += [] if result is None else [result]
 

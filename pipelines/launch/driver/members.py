@@ -29,7 +29,7 @@ class Tasks(Protocol):
 
 
 @dataclass
-class Member:
+class AttemptMember:
     """One task and, once all have connected, its rank."""
 
     hello: Hello

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from pipelines.launch.driver.members import Member
+from pipelines.launch.driver.members import AttemptMember
 from pipelines.launch.driver.preflight import answers
 from pipelines.launch.wire.messages import Hello
 
@@ -37,7 +37,7 @@ class HostProbes:
         """Find out whether the driver can connect to the port of a new task: a firewall may be between them."""
         return self._threads.submit(self._can_be_probed, task, hello)
 
-    def probe(self, member: Member) -> Future[bool]:
+    def probe(self, member: AttemptMember) -> Future[bool]:
         """Find out whether a task's own port answers; a task that could never be probed counts as one that answers."""
         first, host, port = member.first_probe, member.host, member.hello.probe_port
         # The first probes are queued before all others, so no probe waits here for one behind it in the queue.

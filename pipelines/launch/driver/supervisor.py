@@ -7,36 +7,36 @@ from collections.abc import Callable, Sequence
 
 from pipelines.launch.driver.failure import STOPPED, Kind, Outcome, StartError, failure_of, outcome_of_exit
 from pipelines.launch.driver.hangs import is_hanging, suspect
-from pipelines.launch.driver.joining import Joining
-from pipelines.launch.driver.listener import Listener
-from pipelines.launch.driver.members import Member, Tasks, short_reason
+from pipelines.launch.driver.joining import JoinRounds
+from pipelines.launch.driver.members import AttemptMember, Tasks, short_reason
 from pipelines.launch.driver.probes import HostProbes, is_probe_due, is_silent
+from pipelines.launch.driver.rank_output import RankOutput
 from pipelines.launch.driver.status import AttemptStatus, first_gone, stop_state
-from pipelines.launch.policy import Limits
+from pipelines.launch.policy import TimeLimits
 from pipelines.launch.wire.channel import DriverChannel
 from pipelines.launch.wire.messages import (
-    Back,
-    Begun,
-    Dropped,
+    Disconnected,
     Event,
-    Exit,
-    Fallen,
-    Go,
-    Gone,
+    FunctionStarted,
     Hello,
     Join,
-    Log,
-    Ready,
-    Replaced,
+    LogPart,
+    MessagesDropped,
+    ProcessDied,
+    ProcessExit,
+    ReadyToJoin,
+    Reconnected,
     Report,
+    RunRank,
     SendStacks,
     ShownLine,
-    Sign,
+    SignOfLife,
+    SigtermReceived,
     Stacks,
     StepDone,
     Stop,
-    StopAsked,
     StopSoon,
+    TaskRestarted,
 )
 
 _LOOK_SECONDS = 0.1
@@ -58,12 +58,18 @@ class Supervisor:
     """Gathers the tasks of one attempt, starts their ranks, and watches until all have finished or one has failed."""
 
     def __init__(
-        self, channel: DriverChannel, tasks: Tasks, size: int, listener: Listener, limits: Limits, joining: Joining
+        self,
+        channel: DriverChannel,
+        tasks: Tasks,
+        size: int,
+        output: RankOutput,
+        limits: TimeLimits,
+        joining: JoinRounds,
     ) -> None:
         """Store the arguments; nothing starts yet."""
-        self._channel, self._tasks, self._size, self._listener, self._limits = channel, tasks, size, listener, limits
+        self._channel, self._tasks, self._size, self._output, self._limits = channel, tasks, size, output, limits
         self._joining = joining
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, AttemptMember] = {}
         self._outcomes: list[Outcome] = []
         self._started_twice = False
         self._stop_reason: str | None = None
@@ -104,7 +110,7 @@ class Supervisor:
         """The hosts of executors that can connect to this driver but not be reached from it."""
         return set(self._probes.unreachable_hosts)
 
-    def go(self, orders: Sequence[Go]) -> None:
+    def go(self, orders: Sequence[RunRank]) -> None:
         """Send each task its order to run its rank."""
         for task, member in self._members.items():
             member.rank, member.last_sign = orders[task].rank, time.monotonic()
@@ -152,7 +158,7 @@ class Supervisor:
         ranks = tuple(member.status() for member in self._members.values())
         return AttemptStatus(time.monotonic(), ranks, tuple(outcome.kind for outcome in self._outcomes))
 
-    def _open(self) -> list[Member]:
+    def _open(self) -> list[AttemptMember]:
         """Return the members whose end is not known."""
         return [member for member in self._members.values() if member.outcome is None]
 
@@ -191,45 +197,45 @@ class Supervisor:
 
     def _handle(self, task: int, event: Event) -> None:
         if isinstance(event, Hello):
-            self._members[task] = Member(event)
+            self._members[task] = AttemptMember(event)
             return
         member = self._members[task]
         match event:
-            case Gone():
+            case Disconnected():
                 member.gone_since = time.monotonic()
-            case Back():
+            case Reconnected():
                 member.gone_since = None
-            case Replaced():
+            case TaskRestarted():
                 self._started_twice = True
-            case Log(lines=lines):
+            case LogPart(lines=lines):
                 member.last_lines.extend(lines)
-                self._listener.lines(member.rank, lines)
+                self._output.lines(member.rank, lines)
             case Stacks(text=text):
                 member.stacks = text
-            case StopAsked():
+            case SigtermReceived():
                 self.request_stop(f"the task of rank {member.rank} on {member.host} received SIGTERM")
-            case Dropped(count=count):
+            case MessagesDropped(count=count):
                 _log.warning(
                     "%d reports and lines of rank %d are lost: it sent them faster than the driver took them",
                     count,
                     member.rank,
                 )
-            case Exit():
+            case ProcessExit():
                 outcome = outcome_of_exit(member.rank, member.host, event)
                 if outcome.kind == "stopped" and self._grace_is_over():
                     self._outlast_grace(member)
                 self._end(member, outcome)  # the first end of a rank counts
-            case Fallen():
+            case ProcessDied():
                 self._replace(task, member, event)
-            case Ready(progress=progress, joins=joins):
+            case ReadyToJoin(progress=progress, joins=joins):
                 member.has_begun, member.last_sign = True, time.monotonic()
                 if (environment := self._joining.take(task, progress, joins)) is not None:
                     for each in self._members:
                         self._channel.send(each, Join(environment))
-            case Begun() | StepDone() | Report() | ShownLine():
+            case FunctionStarted() | StepDone() | Report() | ShownLine():
                 self._sign(member, event)
 
-    def _replace(self, task: int, member: Member, event: Fallen) -> None:
+    def _replace(self, task: int, member: AttemptMember, event: ProcessDied) -> None:
         """Let the spare take over from a dead process, unless earlier replacements made no progress."""
         outcome = Outcome(
             member.rank, member.host, "died", event.death, event.exit_code, event.faults, tuple(event.last_lines)
@@ -239,21 +245,21 @@ class Supervisor:
         if not self._joining.is_replaced(task, outcome) or others_ended:
             self._end(member, outcome)
 
-    def _sign(self, member: Member, event: Sign) -> None:
+    def _sign(self, member: AttemptMember, event: SignOfLife) -> None:
         member.has_begun, member.last_sign = True, time.monotonic()
-        member.signs += not isinstance(event, Begun)
+        member.signs += not isinstance(event, FunctionStarted)
         match event:
             case ShownLine(line=line):
-                self._listener.shown_line(member.rank, line)
+                self._output.shown_line(member.rank, line)
             case Report(fields=fields):
-                self._listener.report(member.rank, fields)
+                self._output.report(member.rank, fields)
 
-    def _end(self, member: Member, outcome: Outcome) -> None:
+    def _end(self, member: AttemptMember, outcome: Outcome) -> None:
         if member.outcome is None:
             member.outcome = outcome
             self._outcomes.append(outcome)
 
-    def _end_as(self, member: Member, kind: Kind, words: str, evidence: str = "") -> None:
+    def _end_as(self, member: AttemptMember, kind: Kind, words: str, evidence: str = "") -> None:
         """Record an end that the driver concludes from what it knows."""
         self._end(member, Outcome(member.rank, member.host, kind, words, None, evidence, tuple(member.last_lines)))
 
@@ -306,7 +312,7 @@ class Supervisor:
                 elif self._is_silent(task, member, now):
                     self._end_as(member, "lost", _LOST)
 
-    def _is_silent(self, task: int, member: Member, now: float) -> bool:
+    def _is_silent(self, task: int, member: AttemptMember, now: float) -> bool:
         seconds_gone = None if member.gone_since is None else now - member.gone_since
         return is_silent(seconds_gone, min(self._channel.seconds_silent(task), now - self._awake_since))
 
@@ -356,7 +362,7 @@ class Supervisor:
         """Return whether the grace period after the request to stop is over; tasks also measure it themselves."""
         return self._stop_deadline is not None and time.monotonic() > self._stop_deadline - _GRACE_TOLERANCE_SECONDS
 
-    def _outlast_grace(self, member: Member) -> None:
+    def _outlast_grace(self, member: AttemptMember) -> None:
         words = f"still ran {self._limits.stop_grace:g} s after it was asked to stop ({self._stop_reason})"
         self._end_as(member, "requested", words)
 

@@ -193,11 +193,11 @@ def main() -> int | None:
     listener, modules = socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]
     signal.pthread_sigmask(signal.SIG_BLOCK, _OUT_OF_MASK)  # a fork must not miss one before it has a handler
     logging.basicConfig()  # otherwise TensorFlow adds its own handler to its logger
-    request = _Server(listener, modules).serve()
+    request = _ForkingServer(listener, modules).serve()
     return None if request is None else _run(*request)
 
 
-class _Server:
+class _ForkingServer:
     """Forks a process for each request, and sends its exit code."""
 
     def __init__(self, listener: socket.socket, modules: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ _PAUSE_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class Site:
+class TaskResources:
     """The location of a task and its resources there."""
 
     task: int
@@ -58,31 +58,31 @@ def _end_connections(listener: socket.socket) -> None:
             time.sleep(_PAUSE_SECONDS)
 
 
-def visible_gpus(site: Site, gpus_per_worker: int) -> tuple[str, str]:
+def visible_gpus(resources: TaskResources, gpus_per_worker: int) -> tuple[str, str]:
     """Return `CUDA_VISIBLE_DEVICES`, and the problem with it, which the driver reports; empty if there is none."""
     if not gpus_per_worker:
         return "-1", ""
-    if len(site.gpus) < gpus_per_worker:
-        return "-1", f"Spark gave a task {len(site.gpus)} GPUs: set spark.task.resource.gpu.amount"
+    if len(resources.gpus) < gpus_per_worker:
+        return "-1", f"Spark gave a task {len(resources.gpus)} GPUs: set spark.task.resource.gpu.amount"
     try:
-        addresses = site.gpus[:gpus_per_worker]
+        addresses = resources.gpus[:gpus_per_worker]
         return visible_devices(addresses, os.environ.get("CUDA_VISIBLE_DEVICES")), cuda.complaint()
     except RuntimeError as error:
         return "-1", str(error)
 
 
-def hello_of(site: Site, port: int | None, devices: str, complaint: str) -> Hello:
+def hello_of(resources: TaskResources, port: int | None, devices: str, complaint: str) -> Hello:
     """Return a task's first message.
 
     Args:
-        site: Location of the task.
+        resources: Location of the task.
         port: The port of `probe_port`.
         devices: The first value of `visible_gpus`.
         complaint: The second value of `visible_gpus`.
     """
     name = socket.gethostname()
     resolved, memory = _resolved(name), _shared_memory_mib()
-    return Hello(site.task, site.host, port, devices, complaint, name, resolved, memory, versions())
+    return Hello(resources.task, resources.host, port, devices, complaint, name, resolved, memory, versions())
 
 
 def _shared_memory_mib() -> int:

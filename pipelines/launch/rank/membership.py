@@ -5,7 +5,7 @@ import os
 from multiprocessing.connection import Connection
 
 from pipelines.launch.rank.report import send
-from pipelines.launch.wire.messages import Join, Ready, TakeOver, decode
+from pipelines.launch.wire.messages import Join, ReadyToJoin, TakeOver, decode
 
 ORPHAN_EXIT_CODE = 113
 NOTHING_KEPT = "a rank has died before every rank had done a step"
@@ -32,7 +32,7 @@ def join(progress: int = 0) -> None:
         return
     if _memory and os.environ.pop(CYCLE_TIME, None) is not None:  # set on the executors; the driver refuses its own
         _log.warning("%s of this host is ignored: Horovod 0.28 cannot join again with it", CYCLE_TIME)
-    send(Ready(progress))
+    send(ReadyToJoin(progress))
     order = _next_order(_orders)
     assert isinstance(order, Join), order
     os.environ.update(order.environment)

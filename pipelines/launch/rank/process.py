@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pipelines.launch.rank.fork_server import ForkedProcess, RefusedError
 from pipelines.launch.rank.rank_log import RankLog
-from pipelines.launch.rank.rank_main import HANDLED_SIGNALS, LENGTH_BYTES, Header
+from pipelines.launch.rank.rank_main import HANDLED_SIGNALS, LENGTH_BYTES, FunctionHeader
 from pipelines.launch.wire.encoding import encode
 from pipelines.launch.wire.messages import RankOrder
 from pipelines.machine.proc import memory_group, memory_of, oom_kills
@@ -108,7 +108,7 @@ class RankProcess:
         self.log = log
         self.result = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  open as long as this object
         self._faults = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  likewise
-        self._memory = _Memory()
+        self._memory = _MemoryUse()
         self._is_ended = False
         self._folder = tempfile.mkdtemp(prefix="groundswell-")
         mark = f"{_MARK}={secrets.token_hex(16)}"
@@ -144,7 +144,7 @@ class RankProcess:
         self._guard.stdin.write(f"{self.process.pid}\n".encode())
         self._guard.stdin.flush()
 
-    def begin(self, header: Header, payload: bytes) -> None:
+    def begin(self, header: FunctionHeader, payload: bytes) -> None:
         """Hand over the pickled function."""
         self.running()
         with suppress(BrokenPipeError):  # the process is dead: its exit code says why
@@ -256,7 +256,7 @@ def _plot_backend() -> str:
     return "Agg" if not backend or backend.startswith("module://") else backend
 
 
-class _Memory:
+class _MemoryUse:
     """The memory use of a process, and whether the out-of-memory killer of its control group has killed since."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from pipelines.launch.rank.process import RankProcess
 from pipelines.launch.rank.rank_log import RankLog
-from pipelines.launch.rank.rank_main import Header
+from pipelines.launch.rank.rank_main import FunctionHeader
 from pipelines.launch.wire.messages import TakeOver
 
 _MEMORY_FILES = 3
@@ -34,7 +34,7 @@ class RankProcesses:
         self._spare: RankProcess | None = None
         self._dead: list[RankProcess] = []
 
-    def begin(self, header: Header, payload: bytes) -> None:
+    def begin(self, header: FunctionHeader, payload: bytes) -> None:
         """Hand over the pickled function."""
         self._header, self._payload = header, payload
         self.current.begin(header, payload)

@@ -24,7 +24,7 @@ from pipelines.launch.keras_door import hook
 from pipelines.launch.rank import membership
 from pipelines.launch.rank.membership import ORPHAN_EXIT_CODE
 from pipelines.launch.rank.report import StoppedOnRequest, connect, request_stop, send_message
-from pipelines.launch.wire.messages import Begun, Failure, Returned
+from pipelines.launch.wire.messages import FunctionFailure, FunctionReturned, FunctionStarted
 
 FUNCTION_RAISED_EXIT_CODE = 1
 LENGTH_BYTES = 8
@@ -33,7 +33,7 @@ HANDLED_SIGNALS = frozenset({signal.SIGTERM, signal.SIGUSR1})
 
 
 @dataclass(frozen=True)
-class Header:
+class FunctionHeader:
     """The data that a task sends to the process together with the function."""
 
     environment: dict[str, str]
@@ -51,7 +51,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: request_stop())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
     connection = Connection(pipe, readable=False)
-    header = Header(**json.loads(_read()))
+    header = FunctionHeader(**json.loads(_read()))
     who = "spare: " if header.is_spare else ""
     logging.basicConfig(level=logging.INFO, format=f"{who}%(levelname)s %(name)s: %(message)s")
     os.environ.update(header.environment)
@@ -61,11 +61,11 @@ def main() -> int:
     hook.install()
     try:
         function, args, kwargs = cloudpickle.loads(payload)
-        send_message(connection, Begun())
+        send_message(connection, FunctionStarted())
         result = _call(function, args, kwargs)
         if header.wants_result:
             _write_result(result, results)
-        send_message(connection, Returned())
+        send_message(connection, FunctionReturned())
     except BaseException as error:
         send_message(connection, _failure(error))
         return FUNCTION_RAISED_EXIT_CODE
@@ -102,9 +102,9 @@ def _write_result(result: object, descriptor: int) -> None:
             ) from error
 
 
-def _failure(error: BaseException) -> Failure:
+def _failure(error: BaseException) -> FunctionFailure:
     lines = "".join(traceback.format_exception(error))
-    return Failure(type(error).__name__, str(error), lines, isinstance(error, StoppedOnRequest))
+    return FunctionFailure(type(error).__name__, str(error), lines, isinstance(error, StoppedOnRequest))
 
 
 def _read() -> bytes:

@@ -10,26 +10,26 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 
-from pipelines.launch.rank.host import Site, hello_of, probe_port, visible_gpus
+from pipelines.launch.rank.host import TaskResources, hello_of, probe_port, visible_gpus
 from pipelines.launch.rank.processes import RankProcesses
-from pipelines.launch.rank.rank_main import Header
+from pipelines.launch.rank.rank_main import FunctionHeader
 from pipelines.launch.wire.channel import ChannelAddress
-from pipelines.launch.wire.link import Link
+from pipelines.launch.wire.link import TaskLink
 from pipelines.launch.wire.messages import (
-    Exit,
-    Failure,
-    Fallen,
-    Go,
+    FunctionFailure,
+    FunctionReturned,
     Join,
-    Ready,
+    ProcessDied,
+    ProcessExit,
+    ReadyToJoin,
     Report,
-    Returned,
+    RunRank,
     SendStacks,
-    Sign,
+    SignOfLife,
+    SigtermReceived,
     Stacks,
     StepDone,
     Stop,
-    StopAsked,
     StopSoon,
     decode,
 )
@@ -51,7 +51,7 @@ _SPARK_RESULT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Launch:
+class TaskInput:
     """The input of every task of one attempt."""
 
     channel: ChannelAddress
@@ -80,54 +80,56 @@ class RankFailedError(RuntimeError):
     """The error of a failed rank whose failure the driver may not know."""
 
 
-def run_task(launch: Launch, site: Site, is_cancelled: Callable[[], bool] = lambda: False) -> RankResult | None:
+def run_task(
+    task_input: TaskInput, resources: TaskResources, is_cancelled: Callable[[], bool] = lambda: False
+) -> RankResult | None:
     """Run this task's rank to its end; return None if the driver has stopped it or knows how it failed.
 
     Args:
-        launch: Input of every task.
-        site: Location of this task.
+        task_input: Input of every task.
+        resources: Location of this task.
         is_cancelled: Returns whether the driver will send no order; called until its first order arrives.
 
     Raises:
         RankFailedError: The rank failed, and the driver does not answer.
         RuntimeError: Its return value did not reach the driver.
     """
-    devices, complaint = visible_gpus(site, launch.gpus_per_worker)
-    environment = {"CUDA_VISIBLE_DEVICES": devices, **launch.environment}
-    server = None if launch.gpus_per_worker else launch.fork_server
-    processes = RankProcesses(environment, site.cores, spares=launch.spares, fork_server=server)
+    devices, complaint = visible_gpus(resources, task_input.gpus_per_worker)
+    environment = {"CUDA_VISIBLE_DEVICES": devices, **task_input.environment}
+    server = None if task_input.gpus_per_worker else task_input.fork_server
+    processes = RankProcesses(environment, resources.cores, spares=task_input.spares, fork_server=server)
     with ExitStack() as stack:
         stack.callback(processes.close)
         stack.callback(processes.end)
-        port = stack.enter_context(probe_port(site.host))
-        link = Link(launch.channel, hello_of(site, port, devices, complaint), processes.log)
+        port = stack.enter_context(probe_port(resources.host))
+        link = TaskLink(task_input.channel, hello_of(resources, port, devices, complaint), processes.log)
         stack.callback(link.close)
         stack.callback(processes.end)  # before the link closes, which sends the end of the log
-        go = _first_order(link, launch.start_timeout, is_cancelled)
+        go = _first_order(link, task_input.start_timeout, is_cancelled)
         if go is None:
             return None
-        rank = _RunningRank(processes, link, go.rank, launch.stop_grace)
-        return rank.run(Header(go.environment, go.wants_result), launch.payload)
+        rank = _RunningRank(processes, link, go.rank, task_input.stop_grace)
+        return rank.run(FunctionHeader(go.environment, go.wants_result), task_input.payload)
 
 
-def _first_order(link: Link, seconds: float, is_cancelled: Callable[[], bool]) -> Go | None:
-    """Return the driver's order once all tasks have connected; None if it is no `Go` or none arrives."""
+def _first_order(link: TaskLink, seconds: float, is_cancelled: Callable[[], bool]) -> RunRank | None:
+    """Return the driver's order once all tasks have connected; None if it is no `RunRank` or none arrives."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not is_cancelled():
         with suppress(queue.Empty):
             order = link.orders.get(timeout=_LOOK_SECONDS)
-            return order if isinstance(order, Go) else None
+            return order if isinstance(order, RunRank) else None
     return None
 
 
 class _RunningRank:
     """A rank from the call of its function to the end of its process."""
 
-    def __init__(self, processes: RankProcesses, link: Link, rank: int, stop_grace: float) -> None:
+    def __init__(self, processes: RankProcesses, link: TaskLink, rank: int, stop_grace: float) -> None:
         self._processes, self._link, self._rank, self._stop_grace = processes, link, rank, stop_grace
         self._process = processes.current
         self._returned = self._stopped = False
-        self._failure: Failure | None = None
+        self._failure: FunctionFailure | None = None
         self._failed_at: float | None = None
         self._stop_deadline: float | None = None
         self._spare_due: float | None = None
@@ -136,7 +138,7 @@ class _RunningRank:
         self._join: Join | None = None
         self._terminated = threading.Event()
 
-    def run(self, header: Header, payload: bytes) -> RankResult | None:
+    def run(self, header: FunctionHeader, payload: bytes) -> RankResult | None:
         """Start the function, and forward messages until the process has ended or must end; then report how it ended.
 
         Raises:
@@ -171,24 +173,24 @@ class _RunningRank:
             return False
         dead, self._spare_due, self._is_ready = self._processes.replace(), None, False
         code, lines = dead.exit_code, self._processes.log.last_lines()
-        self._link.send(Fallen(dead.death(), code, dead.faults(), lines))
+        self._link.send(ProcessDied(dead.death(), code, dead.faults(), lines))
         self._process = self._processes.current
         return True
 
     def _take(self, frame: bytes) -> None:
         message, _ = decode(frame)
-        if isinstance(message, Failure):
+        if isinstance(message, FunctionFailure):
             self._failed_at = time.monotonic()
             self._failure = replace(
                 message, message=message.message[-_MAXIMUM_TEXT:], traceback=message.traceback[-_MAXIMUM_TEXT:]
             )
-        elif isinstance(message, Returned):
+        elif isinstance(message, FunctionReturned):
             self._returned = True
-        elif isinstance(message, Ready):
+        elif isinstance(message, ReadyToJoin):
             self._link.send(replace(message, joins=self._joins))
             self._is_ready = True
             self._hand_over_join()
-        elif isinstance(message, Sign):
+        elif isinstance(message, SignOfLife):
             self._link.send(message)
             if self._spare_due is not None and isinstance(message, Report | StepDone):
                 self._prepare_spare()
@@ -210,7 +212,7 @@ class _RunningRank:
     def _obey(self) -> None:
         """Follow the driver's orders, and end a rank whose grace period is over."""
         if self._terminated.is_set() and self._stop_deadline is None:
-            self._link.send(StopAsked())
+            self._link.send(SigtermReceived())
             self._request_stop()
         while not self._link.orders.empty():
             match self._link.orders.get():
@@ -243,7 +245,7 @@ class _RunningRank:
         good = self._returned and code == 0 and not self._stopped
         result = self._send_result() if good else None
         link.flush(_FLUSH_SECONDS if good else _FAILURE_FLUSH_SECONDS)
-        link.send(Exit(self._stopped, self._returned, code, process.death(), faults, self._failure, last_lines))
+        link.send(ProcessExit(self._stopped, self._returned, code, process.death(), faults, self._failure, last_lines))
         # If the driver does not receive the end, it counts the rank as lost while the others still work.
         link.flush(_FAILURE_FLUSH_SECONDS, reconnect=_RECONNECTION_SECONDS if good else 0)
         # The first failed task ends Spark's stage, and Spark then kills the others: let them report first. If the
@@ -280,7 +282,7 @@ def _on_sigterm(call: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _wait_for_stop(link: Link, seconds: float) -> bool:
+def _wait_for_stop(link: TaskLink, seconds: float) -> bool:
     """Wait until the driver needs nothing more; return False if it cannot be reached."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

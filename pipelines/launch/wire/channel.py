@@ -16,18 +16,18 @@ from typing import IO
 from pipelines.launch.wire.encoding import encode
 from pipelines.launch.wire.messages import (
     RESULT_PART_BYTES,
-    Alive,
-    Back,
+    Disconnected,
     Event,
-    Gone,
-    Log,
-    Numbered,
+    Heartbeat,
+    LogPart,
+    NumberedMessage,
     Opening,
     Order,
-    Received,
-    Replaced,
+    Receipt,
+    Reconnected,
     ResultPart,
     Stop,
+    TaskRestarted,
     Welcome,
     decode,
 )
@@ -73,7 +73,7 @@ class _Peer:
     taking: threading.Lock = field(default_factory=threading.Lock)
     """The lock for handling received data, because an earlier connection may still have unread bytes."""
 
-    def send(self, message: Received) -> None:
+    def send(self, message: Receipt) -> None:
         with self.sending:
             self.connection.send(frame(encode(message)))
 
@@ -109,7 +109,7 @@ class _Peer:
 class DriverChannel:
     """The driver's end: `events` contains `(task, event)` in order of arrival.
 
-    A task that Spark has started a second time gets the order to stop, and its event is `Replaced`. The queue is
+    A task that Spark has started a second time gets the order to stop, and its event is `TaskRestarted`. The queue is
     bounded: a slow driver slows down the connections, but never the ranks.
     """
 
@@ -172,11 +172,11 @@ class DriverChannel:
             peer = self._tasks.setdefault(task, _Peer(opening.link, connection))
         if peer.link != opening.link:
             connection.send(frame(encode(Welcome(0, 0, 0))) + frame(encode(Stop(), 1)))
-            self._tell((task, Replaced()))
+            self._tell((task, TaskRestarted()))
             return
         peer.talk_over(connection, opening.orders)
         with peer.taking:
-            event, peer.has_hello = Back() if peer.has_hello else opening.hello, True
+            event, peer.has_hello = Reconnected() if peer.has_hello else opening.hello, True
             self._tell((task, event))
         try:
             while True:
@@ -186,10 +186,10 @@ class DriverChannel:
                         return
                     receipt = self._take(task, peer, message, data)
                 if receipt:
-                    peer.send(Received(peer.number, peer.log_bytes, peer.result_bytes))
+                    peer.send(Receipt(peer.number, peer.log_bytes, peer.result_bytes))
         finally:
             if peer.connection is connection:
-                self._tell((task, Gone()))
+                self._tell((task, Disconnected()))
 
     def _tell(self, event: tuple[int, Event]) -> None:
         """Put an event into the queue; while it is full, wait for space or for the end of the channel."""
@@ -201,13 +201,13 @@ class DriverChannel:
     def _take(self, task: int, peer: _Peer, received: bytes, data: memoryview) -> bool:
         """Handle one message; return whether the task needs a receipt."""
         message, number = decode(received)
-        receipt = isinstance(message, Alive | ResultPart)
-        if isinstance(message, Log) and message.offset == peer.log_bytes:
+        receipt = isinstance(message, Heartbeat | ResultPart)
+        if isinstance(message, LogPart) and message.offset == peer.log_bytes:
             peer.log_bytes = message.end
             self._tell((task, message))
         elif isinstance(message, ResultPart):
             peer.take(message, data)
-        elif isinstance(message, Numbered) and number > peer.number:
+        elif isinstance(message, NumberedMessage) and number > peer.number:
             peer.number = number
             self._tell((task, message))
             receipt = number % _MESSAGES_PER_RECEIPT == 0

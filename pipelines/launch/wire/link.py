@@ -19,14 +19,14 @@ from pipelines.launch.wire.channel import ChannelAddress
 from pipelines.launch.wire.encoding import encode
 from pipelines.launch.wire.messages import (
     RESULT_PART_BYTES,
-    Alive,
-    Dropped,
+    Heartbeat,
     Hello,
-    Log,
-    Numbered,
+    LogPart,
+    MessagesDropped,
+    NumberedMessage,
     Opening,
     Order,
-    Received,
+    Receipt,
     Report,
     ResultPart,
     ShownLine,
@@ -45,12 +45,12 @@ LOG_PERIOD_SECONDS = 0.05
 LOG_BYTES_PER_PERIOD = 1 << 18
 """Largest part of a rank's log that is sent in `LOG_PERIOD_SECONDS`: 5 MiB/s."""
 _MESSAGE_BYTES_AT_ONCE = 1 << 20
-MAXIMUM_HELD_BYTES = 1 << 26
+MAXIMUM_UNRECEIVED_BYTES = 1 << 26
 """Limit to messages that the driver has not received: 64 MiB."""
 _log = logging.getLogger(__name__)
 
 
-class Link:
+class TaskLink:
     """Sends messages, the rank's log and its return value from one thread, and receives orders in another."""
 
     def __init__(self, address: ChannelAddress, hello: Hello, log: RankLog) -> None:
@@ -68,8 +68,8 @@ class Link:
         self._name, self._hello = secrets.token_hex(8), hello
         self._orders_received = 0
         self._lock = threading.Lock()
-        self._held: deque[tuple[int, bytes]] = deque()
-        self._held_bytes = self._dropped = 0
+        self._unreceived: deque[tuple[int, bytes]] = deque()
+        self._unreceived_bytes = self._dropped = 0
         self._last_number = 0
         self._next_number = 1
         self._log_offset = self._log_received = 0
@@ -81,20 +81,23 @@ class Link:
         self._thread = threading.Thread(target=self._run, name="groundswell-link", daemon=True)
         self._thread.start()
 
-    def send(self, message: Numbered) -> None:
+    def send(self, message: NumberedMessage) -> None:
         """Queue one message.
 
-        Messages arrive in order and only once, over any number of connections. The link keeps at most 64 MiB of them
+        Messages arrive in order and only once, over any number of connections. The link stores at most 64 MiB of them
         until the driver has received them. Further reports and lines are dropped, and the driver gets their number.
         """
         with self._lock:
-            if isinstance(message, Report | ShownLine | StepDone) and self._held_bytes >= MAXIMUM_HELD_BYTES:
+            if (
+                isinstance(message, Report | ShownLine | StepDone)
+                and self._unreceived_bytes >= MAXIMUM_UNRECEIVED_BYTES
+            ):
                 self._dropped += not isinstance(message, StepDone)
                 return
             if self._dropped:
-                self._hold(Dropped(self._dropped))
+                self._enqueue(MessagesDropped(self._dropped))
                 self._dropped = 0
-            self._hold(message)
+            self._enqueue(message)
         self._wake.set()
 
     def send_result(self, file: IO[bytes], seconds: float) -> bool:
@@ -135,7 +138,7 @@ class Link:
                 if self._dismissed or time.monotonic() > began + reconnect:
                     return
                 deadline = time.monotonic() + seconds
-            elif not self._held and self._log_received >= self._log.size():
+            elif not self._unreceived and self._log_received >= self._log.size():
                 return
             time.sleep(_LOOK_SECONDS)
 
@@ -145,17 +148,17 @@ class Link:
         self._wake.set()
         self._thread.join(HANDSHAKE_SECONDS)
 
-    def _hold(self, message: Numbered) -> None:
+    def _enqueue(self, message: NumberedMessage) -> None:
         self._last_number += 1
         line = frame(encode(message, self._last_number))
-        self._held.append((self._last_number, line))
-        self._held_bytes += len(line)
+        self._unreceived.append((self._last_number, line))
+        self._unreceived_bytes += len(line)
 
-    def _forget(self, received: Received | Welcome) -> None:
+    def _remove_received(self, received: Receipt | Welcome) -> None:
         self._log_received, self._result_received = received.log_bytes, received.result_bytes
         with self._lock:
-            while self._held and self._held[0][0] <= received.number:
-                self._held_bytes -= len(self._held.popleft()[1])
+            while self._unreceived and self._unreceived[0][0] <= received.number:
+                self._unreceived_bytes -= len(self._unreceived.popleft()[1])
 
     def _run(self) -> None:
         warned = False
@@ -177,7 +180,7 @@ class Link:
         welcome, _ = decode(connection.receive()[0])
         if not isinstance(welcome, Welcome):
             raise ValueError(f"a {type(welcome).__name__} came before the welcome")
-        self._forget(welcome)
+        self._remove_received(welcome)
         self._next_number = welcome.number + 1
         self._log_offset, self._result_offset = welcome.log_bytes, welcome.result_bytes
         connection.settimeout(None)
@@ -193,7 +196,7 @@ class Link:
                 data = self._next_log() + self._next_result() + self._next_messages()
                 if not data and (self._asks_receipt or time.monotonic() - last_sent > _HEARTBEAT_SECONDS):
                     self._asks_receipt = False
-                    data = frame(encode(Alive()))  # the driver answers with the amount that it has received
+                    data = frame(encode(Heartbeat()))  # the driver answers with the amount that it has received
                 if data:
                     connection.send(data)
                     last_sent = time.monotonic()
@@ -209,7 +212,7 @@ class Link:
         """Return the next part of the log; it is sent first, so that the log never arrives after later messages."""
         offset = self._log_offset
         lines, self._log_offset = self._log.read(offset, LOG_BYTES_PER_PERIOD)
-        return frame(encode(Log(offset, self._log_offset, lines))) if self._log_offset > offset else b""
+        return frame(encode(LogPart(offset, self._log_offset, lines))) if self._log_offset > offset else b""
 
     def _next_result(self) -> bytes:
         if self._result is None or self._result_offset >= self._result_bytes:
@@ -224,8 +227,8 @@ class Link:
         parts: list[bytes] = []
         size = 0
         with self._lock:
-            sent = self._next_number - self._held[0][0] if self._held else 0
-            for number, line in islice(self._held, max(0, sent), None):
+            sent = self._next_number - self._unreceived[0][0] if self._unreceived else 0
+            for number, line in islice(self._unreceived, max(0, sent), None):
                 if size >= _MESSAGE_BYTES_AT_ONCE:
                     self._wake.set()
                     break
@@ -238,8 +241,8 @@ class Link:
         with suppress(OSError, ValueError):
             while True:
                 message, number = decode(connection.receive()[0])
-                if isinstance(message, Received):
-                    self._forget(message)
+                if isinstance(message, Receipt):
+                    self._remove_received(message)
                 elif isinstance(message, Order) and number > self._orders_received:
                     self._orders_received = number
                     self._dismissed |= isinstance(message, Stop)

@@ -16,7 +16,7 @@ RESULT_PART_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Begun:
+class FunctionStarted:
     """Rank to driver: the process has read its function and calls it now."""
 
 
@@ -40,7 +40,7 @@ class ShownLine:
 
 
 @dataclass(frozen=True)
-class Ready:
+class ReadyToJoin:
     """Rank to driver: the rank waits until all are ready to join."""
 
     progress: int
@@ -50,13 +50,13 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Returned:
+class FunctionReturned:
     """Rank to task: the function has returned, and its value is written if the driver wants it."""
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Rank to task, and to the driver inside `Exit`: the exception that the function raised."""
+class FunctionFailure:
+    """Rank to task, and to the driver inside `ProcessExit`: the exception that the function raised."""
 
     error: str
     """Name of the exception's class."""
@@ -98,7 +98,7 @@ class Opening:
 
 
 @dataclass(frozen=True)
-class Log:
+class LogPart:
     """Task to driver: a part of the rank's output, from byte `offset` to byte `end`."""
 
     offset: int
@@ -121,19 +121,19 @@ class Stacks:
 
 
 @dataclass(frozen=True)
-class StopAsked:
+class SigtermReceived:
     """Task to driver: the task's process has received SIGTERM."""
 
 
 @dataclass(frozen=True)
-class Dropped:
+class MessagesDropped:
     """Task to driver: number of messages that are lost because they did not fit the task's memory."""
 
     count: int
 
 
 @dataclass(frozen=True)
-class Fallen:
+class ProcessDied:
     """Task to driver: the rank's process has died, and its spare takes its place."""
 
     death: str
@@ -145,7 +145,7 @@ class Fallen:
 
 
 @dataclass(frozen=True)
-class Exit:
+class ProcessExit:
     """Task to driver, last: how the rank's process ended."""
 
     stopped: bool
@@ -157,12 +157,12 @@ class Exit:
     """The exit code or signal in words."""
     faults: str
     """Stacks that the process wrote when it crashed."""
-    failure: Failure | None
+    failure: FunctionFailure | None
     last_lines: list[str]
 
 
 @dataclass(frozen=True)
-class Alive:
+class Heartbeat:
     """Task to driver: a sign of life after two seconds without another message."""
 
 
@@ -177,7 +177,7 @@ class Welcome:
 
 
 @dataclass(frozen=True)
-class Received:
+class Receipt:
     """Driver to task: the data that has arrived, so that the task can delete it."""
 
     number: int
@@ -186,7 +186,7 @@ class Received:
 
 
 @dataclass(frozen=True)
-class Go:
+class RunRank:
     """Driver to task: run the function as this rank."""
 
     rank: int
@@ -222,43 +222,43 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Gone:
+class Disconnected:
     """An event inside the driver: a task's connection has ended."""
 
 
 @dataclass(frozen=True)
-class Back:
+class Reconnected:
     """An event inside the driver: a task has connected again."""
 
 
 @dataclass(frozen=True)
-class Replaced:
+class TaskRestarted:
     """An event inside the driver: Spark has started a task a second time."""
 
 
-Sign = Begun | StepDone | Report | ShownLine
+SignOfLife = FunctionStarted | StepDone | Report | ShownLine
 """Messages that show progress of the function."""
-RankMessage = Sign | Ready | Returned | Failure
-Numbered = Sign | Ready | Stacks | StopAsked | Dropped | Fallen | Exit
-"""Messages that a link keeps until the driver has received them."""
-TaskMessage = Numbered | Hello | Opening | Log | ResultPart | Alive
-Order = Go | Join | SendStacks | StopSoon | Stop
+RankMessage = SignOfLife | ReadyToJoin | FunctionReturned | FunctionFailure
+NumberedMessage = SignOfLife | ReadyToJoin | Stacks | SigtermReceived | MessagesDropped | ProcessDied | ProcessExit
+"""Messages that a link stores until the driver has received them."""
+TaskMessage = NumberedMessage | Hello | Opening | LogPart | ResultPart | Heartbeat
+Order = RunRank | Join | SendStacks | StopSoon | Stop
 RankOrder = Join | TakeOver
 """Orders from a task to its rank's process."""
-DriverMessage = Order | Welcome | Received
-Event = Hello | Numbered | Log | Gone | Back | Replaced
+DriverMessage = Order | Welcome | Receipt
+Event = Hello | NumberedMessage | LogPart | Disconnected | Reconnected | TaskRestarted
 """Events in the driver's queue."""
 Message = RankMessage | TaskMessage | DriverMessage | RankOrder
 
 _KINDS = MessageKinds[Message](
-    *(Begun, StepDone, Report, ShownLine, Ready, Returned, Failure),
-    *(Hello, Opening, Log, ResultPart, Stacks, StopAsked, Dropped, Fallen, Exit, Alive),
-    *(Welcome, Received, Go, Join, TakeOver, SendStacks, StopSoon, Stop),
+    *(FunctionStarted, StepDone, Report, ShownLine, ReadyToJoin, FunctionReturned, FunctionFailure),
+    *(Hello, Opening, LogPart, ResultPart, Stacks, SigtermReceived, MessagesDropped, ProcessDied, ProcessExit),
+    *(Heartbeat, Welcome, Receipt, RunRank, Join, TakeOver, SendStacks, StopSoon, Stop),
 )
 
 
 def decode(data: bytes) -> tuple[Message, int]:
-    """Return a message and its number, which is the position of a `Numbered` message or of an order of its task.
+    """Return a message and its number, which is the position of a `NumberedMessage` or of an order of its task.
 
     Raises:
         ValueError: The data is not a message of the launcher.

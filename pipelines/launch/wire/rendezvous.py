@@ -44,7 +44,7 @@ class RendezvousServer:
         self._joined: set[str] = set()
         self._last_request = time.monotonic()
         self._closed = threading.Event()
-        self._server = _Server((bind, 0), self)
+        self._server = _KeyValueServer((bind, 0), self)
         self.port: int = self._server.server_address[1]
         threading.Thread(target=self._serve, name="groundswell-rendezvous", daemon=True).start()
 
@@ -132,7 +132,7 @@ class Rendezvous:
             self._server.close()
 
 
-class _Server(socketserver.ThreadingMixIn, HTTPServer):
+class _KeyValueServer(socketserver.ThreadingMixIn, HTTPServer):
     daemon_threads = True
     request_queue_size = 1024
 
@@ -162,7 +162,7 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: _KeyValueServer
     timeout = _REQUEST_SECONDS
 
     def do_GET(self) -> None:

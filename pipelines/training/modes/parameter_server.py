@@ -16,7 +16,7 @@ from models.compression.exchange.pushes import PushCodec
 from pipelines.launch.wire.transport import SECRET_BYTES
 from pipelines.training.modes.optimizer_state import state_of
 from pipelines.training.modes.own_shard import OwnShard, divide
-from pipelines.training.modes.shard import NO_STOP, Gradients, Shard, Synchrony
+from pipelines.training.modes.shard import NO_STOP, Gradients, ShardServer, Synchrony
 from pipelines.training.modes.shard_client import ShardClient
 from pipelines.training.ranks.collective import HorovodCollective
 from pipelines.training.ranks.gathering import gather_json
@@ -136,7 +136,7 @@ class ParameterServer:
         self.own: Sequence[keras.Variable] = self._codec.state
         self.between: Sequence[tf.Variable] = ()
         self.own_shard = OwnShard(self._of(rank), self._weights, optimizer, copy_optimizer)
-        self._shard = Shard(
+        self._shard = ShardServer(
             own_address(),
             self._share_secret(),
             self.rule,

@@ -114,7 +114,7 @@ class Synchrony:
 
 
 @dataclass
-class Counts:
+class PushCounts:
     """The pushes that a shard has received since `begin`, in figures."""
 
     pushes: int = 0
@@ -127,7 +127,7 @@ class Counts:
     """Largest difference between two workers in steps."""
 
 
-class Shard:
+class ShardServer:
     """Serves one connection per worker, each in its own thread, until `close`.
 
     In lock step the first `needed` gradients of a step make one update with their mean, summed in worker order. Later
@@ -176,12 +176,12 @@ class Shard:
             self._waiting: dict[int, Gradients] = {}
             self._snapshot: bytes | None = None
             self._stop_at = NO_STOP
-            self.counts = Counts()
+            self.counts = PushCounts()
 
-    def take_counts(self) -> Counts:
+    def take_counts(self) -> PushCounts:
         """Return the counts so far and reset them."""
         with self._changed:
-            counts, self.counts = self.counts, Counts()
+            counts, self.counts = self.counts, PushCounts()
             return counts
 
     def close(self) -> None:

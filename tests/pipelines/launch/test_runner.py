@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipelines.launch import runner as module
-from pipelines.launch.driver.listener import Listener, LogToDriver
+from pipelines.launch.driver.rank_output import LogToDriver, RankOutput
 from pipelines.launch.horovod_runner import HorovodRunner
 from pipelines.launch.rank.process import rank_environment
 from pipelines.launch.rank.report import report
@@ -70,7 +70,7 @@ def test_lines_and_reports_reach_the_driver_while_the_ranks_run(spark: SparkSess
 @pytest.mark.parametrize(("choice", "shown"), [("all", {0, 1}), ("rank0", {0}), ("callback", set()), ("none", set())])
 def test_the_choice_of_what_is_shown(tmp_path: Path, choice: LogToDriver, shown: set[int]) -> None:
     seen: list[tuple[int, str]] = []
-    listener = Listener(choice, lambda rank, line: seen.append((rank, line)), lambda report: None, tmp_path)
+    listener = RankOutput(choice, lambda rank, line: seen.append((rank, line)), lambda report: None, tmp_path)
     for rank in (0, 1):
         listener.lines(rank, ["printed"])
         listener.shown_line(rank, "told")

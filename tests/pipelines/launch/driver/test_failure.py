@@ -13,12 +13,12 @@ from pipelines.launch.driver.failure import (
     outcome_of_exit,
 )
 from pipelines.launch.rank.membership import NOTHING_KEPT
-from pipelines.launch.wire.messages import Exit, Failure
+from pipelines.launch.wire.messages import FunctionFailure, ProcessExit
 
-SHUT_DOWN = Failure(
+SHUT_DOWN = FunctionFailure(
     "UnknownError", "Horovod has been shut down. This was caused by an exception on one of the ranks", "t0"
 )
-PLAIN = Exit(
+PLAIN = ProcessExit(
     stopped=False,
     finished=False,
     exit_code=1,
@@ -42,17 +42,17 @@ gradients are not finite : Tensor had NaN values
         (replace(PLAIN, failure=SHUT_DOWN), "consequence", "UnknownError: Horovod has been shut down"),
         (replace(PLAIN, failure=replace(SHUT_DOWN, message="boom")), "exception", "UnknownError: boom"),
         (
-            replace(PLAIN, failure=Failure("RuntimeError", f"{NOTHING_KEPT}: nothing is there", "t")),
+            replace(PLAIN, failure=FunctionFailure("RuntimeError", f"{NOTHING_KEPT}: nothing is there", "t")),
             "consequence",
             "RuntimeError: a rank has died before every rank had done a step",
         ),
         (
-            replace(PLAIN, failure=Failure("InvalidArgumentError", GRAPH_ERROR, "t")),
+            replace(PLAIN, failure=FunctionFailure("InvalidArgumentError", GRAPH_ERROR, "t")),
             "exception",
             "InvalidArgumentError: gradients are not finite : Tensor had NaN values",
         ),
         (
-            replace(PLAIN, failure=Failure("StoppedOnRequest", "step 7 is saved", "t", on_request=True)),
+            replace(PLAIN, failure=FunctionFailure("StoppedOnRequest", "step 7 is saved", "t", on_request=True)),
             "requested",
             "stopped on request: step 7 is saved",
         ),
@@ -71,7 +71,7 @@ gradients are not finite : Tensor had NaN values
         ),
     ],
 )
-def test_an_exit_is_judged(end: Exit, kind: Kind, summary: str) -> None:
+def test_an_exit_is_judged(end: ProcessExit, kind: Kind, summary: str) -> None:
     outcome = outcome_of_exit(3, "a", end)
     assert (outcome.rank, outcome.kind) == (3, kind)
     assert outcome.summary.startswith(summary)
@@ -127,7 +127,7 @@ def test_tensorflows_trace_of_the_graph_does_not_hide_what_failed() -> None:
         step(tf.constant(-1.0))
     except tf.errors.InvalidArgumentError as error:
         text = traceback.format_exc()
-        failure = Failure(type(error).__name__, str(error), text)
+        failure = FunctionFailure(type(error).__name__, str(error), text)
     assert "Detected at node" in text
     error_text = str(failure_of([outcome_of_exit(0, "a", replace(PLAIN, failure=failure))]))
     words = "InvalidArgumentError: assertion failed: [gradients are not finite] [conv1/kernel]"

@@ -3,14 +3,14 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.launch.driver.listener import Listener
 from pipelines.launch.driver.logs import RankLogs, Throttle
+from pipelines.launch.driver.rank_output import RankOutput
 
 
 def test_a_full_disk_costs_lines_and_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for rank in range(2):
         (tmp_path / f"rank-{rank}.log").symlink_to("/dev/full")
-    listener = Listener("none", lambda rank, line: None, lambda report: None, tmp_path)
+    listener = RankOutput("none", lambda rank, line: None, lambda report: None, tmp_path)
     listener.heading(0, "attempt 1")
     listener.lines(1, ["a line"])
     listener.lines(2, ["another one"])
@@ -48,7 +48,7 @@ def test_on_storage_that_takes_whole_files_only_nothing_but_the_logs_changes(
         (tmp_path / "model.keras").write_text(text)
         (tmp_path / "rank-7.log").write_text("of another run")
         logs.close()
-    listener = Listener("none", lambda rank, line: None, lambda report: None, tmp_path)
+    listener = RankOutput("none", lambda rank, line: None, lambda report: None, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr("pipelines.launch.driver.logs.shutil.copyfile", lambda source, target: Path("/away").read_bytes())
         listener.lines(0, ["lost"])

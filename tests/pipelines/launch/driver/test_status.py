@@ -6,12 +6,12 @@ from pipelines.launch.driver.failure import Kind
 from pipelines.launch.driver.hangs import is_hanging, suspect, waits_in_collective
 from pipelines.launch.driver.probes import is_probe_due, is_silent
 from pipelines.launch.driver.status import AttemptState, AttemptStatus, RankStatus, StopState, first_gone, stop_state
-from pipelines.launch.policy import Limits
+from pipelines.launch.policy import TimeLimits
 
 IN_HOROVOD = 'Current thread 0x1 (most recent call first):\n  File "/site-packages/horovod/mpi_ops.py", line 1 in wait'
 IN_TENSORFLOW = IN_HOROVOD.replace("horovod", "tensorflow")
 IN_FUNCTION = 'Current thread 0x1 (most recent call first):\n  File "/home/train.py", line 1 in load'
-LIMITS = Limits(start=60.0, hang=10.0, stop_grace=30.0)
+LIMITS = TimeLimits(start=60.0, hang=10.0, stop_grace=30.0)
 
 
 def rank(
@@ -108,7 +108,7 @@ def test_a_rank_without_a_sign_of_life_hangs(ranks: list[RankStatus], now: float
 
 
 def test_a_rank_hangs_only_at_the_start_where_there_is_no_other_limit() -> None:
-    limits = Limits(start=60.0, hang=None, stop_grace=30.0)
+    limits = TimeLimits(start=60.0, hang=None, stop_grace=30.0)
     begun, starting = rank(last_sign=100.0), rank(1, has_begun=False, last_sign=100.0)
     status = attempt(begun, starting, now=1000.0)
     assert not is_hanging(status, [begun], limits)

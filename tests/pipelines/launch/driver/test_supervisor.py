@@ -12,29 +12,29 @@ import pytest
 
 from pipelines.launch.driver import probes
 from pipelines.launch.driver.failure import Outcome, RankLostError, WorkerError
-from pipelines.launch.driver.joining import Joining
-from pipelines.launch.driver.listener import Listener
+from pipelines.launch.driver.joining import JoinRounds
+from pipelines.launch.driver.rank_output import RankOutput
 from pipelines.launch.driver.supervisor import Supervisor
-from pipelines.launch.policy import Limits
+from pipelines.launch.policy import TimeLimits
 from pipelines.launch.wire.messages import (
-    Begun,
+    Disconnected,
     Event,
-    Exit,
-    Failure,
-    Fallen,
-    Go,
-    Gone,
+    FunctionFailure,
+    FunctionStarted,
     Hello,
     Join,
     JsonObject,
     Order,
-    Ready,
+    ProcessDied,
+    ProcessExit,
+    ReadyToJoin,
     Report,
+    RunRank,
     SendStacks,
+    SigtermReceived,
     Stacks,
     StepDone,
     Stop,
-    StopAsked,
     StopSoon,
 )
 from tests.patience import patient
@@ -43,16 +43,16 @@ pytestmark = pytest.mark.timeout(120)
 
 IN_HOROVOD = 'Current thread 0x1 (most recent call first):\n  File "/site-packages/horovod/mpi_ops.py", line 1 in wait'
 IN_FUNCTION = 'Current thread 0x1 (most recent call first):\n  File "/home/train.py", line 1 in load'
-FINISHED = Exit(False, True, 0, "exited with code 0", "", None, [])
-STOPPED = Exit(True, False, -9, "stopped", "", None, [])
-KILLED = Exit(False, False, -9, "killed by SIGKILL", "", None, [])
-FALLEN = Fallen("killed by SIGKILL", -9, "", [])
-LIMITS = Limits(start=patient(60), hang=None, stop_grace=patient(60))
+FINISHED = ProcessExit(False, True, 0, "exited with code 0", "", None, [])
+STOPPED = ProcessExit(True, False, -9, "stopped", "", None, [])
+KILLED = ProcessExit(False, False, -9, "killed by SIGKILL", "", None, [])
+FALLEN = ProcessDied("killed by SIGKILL", -9, "", [])
+LIMITS = TimeLimits(start=patient(60), hang=None, stop_grace=patient(60))
 DIED = [Outcome(rank, f"h{rank}", "died", "killed by SIGKILL") for rank in range(2)]
 
 
-def raised(error: str, message: str, *, on_request: bool = False) -> Exit:
-    return Exit(False, False, 1, "exited with code 1", "", Failure(error, message, "", on_request), [])
+def raised(error: str, message: str, *, on_request: bool = False) -> ProcessExit:
+    return ProcessExit(False, False, 1, "exited with code 1", "", FunctionFailure(error, message, "", on_request), [])
 
 
 class FakeChannel:
@@ -83,7 +83,7 @@ class FakeChannel:
 def supervise(
     channel: FakeChannel,
     size: int,
-    limits: Limits = LIMITS,
+    limits: TimeLimits = LIMITS,
     on_report: Callable[[JsonObject], None] = lambda report: None,
     *,
     stop_reason: str | None = None,
@@ -91,12 +91,12 @@ def supervise(
 ) -> Supervisor:
     """A supervisor whose ranks have begun; whether Spark's tasks have a reason to stop, and have ended."""
     tasks: Any = SimpleNamespace(failure=lambda: None, stop_reason=lambda: stop_reason, finished=lambda: have_finished)
-    listener = Listener("none", lambda rank, line: None, on_report, None)
-    joining = Joining(size, lambda: {"RENDEZVOUS": "new"})
-    supervisor = Supervisor(channel, tasks, size, listener, limits, joining)
+    output = RankOutput("none", lambda rank, line: None, on_report, None)
+    joining = JoinRounds(size, lambda: {"RENDEZVOUS": "new"})
+    supervisor = Supervisor(channel, tasks, size, output, limits, joining)
     supervisor.gather()
-    supervisor.go([Go(task, {}, wants_result=True) for task in range(size)])
-    channel.hear(*((task, Begun()) for task in range(size)))
+    supervisor.go([RunRank(task, {}, wants_result=True) for task in range(size)])
+    channel.hear(*((task, FunctionStarted()) for task in range(size)))
     return supervisor
 
 
@@ -114,7 +114,7 @@ def reports_until(channel: FakeChannel, enough: Callable[[int], bool]) -> thread
     return thread
 
 
-@pytest.mark.parametrize("end", [FINISHED, Gone()])
+@pytest.mark.parametrize("end", [FINISHED, Disconnected()])
 def test_reports_that_arrive_after_the_results_are_heard(end: Event) -> None:
     heard: list[JsonObject] = []
     channel = FakeChannel(1)
@@ -128,15 +128,15 @@ def test_reports_that_arrive_after_the_results_are_heard(end: Event) -> None:
 @pytest.mark.parametrize(
     "heard",
     [
-        [(1, FALLEN), (1, Begun()), (1, Ready(4, joins=1)), (0, FINISHED)],
-        [(0, FINISHED), (1, FALLEN), (1, Begun())],
+        [(1, FALLEN), (1, FunctionStarted()), (1, ReadyToJoin(4, joins=1)), (0, FINISHED)],
+        [(0, FINISHED), (1, FALLEN), (1, FunctionStarted())],
     ],
 )
 def test_a_spare_does_not_take_over_where_another_rank_finishes(heard: list[tuple[int, Event]]) -> None:
     channel = FakeChannel(2)
-    channel.answers[1, Stop] = [Exit(False, True, 137, "stopped", "", None, [])]
-    supervisor = supervise(channel, 2, Limits(start=patient(1), hang=patient(1), stop_grace=patient(60)))
-    channel.hear((0, Ready(0)), (1, Ready(0)), *heard)
+    channel.answers[1, Stop] = [ProcessExit(False, True, 137, "stopped", "", None, [])]
+    supervisor = supervise(channel, 2, TimeLimits(start=patient(1), hang=patient(1), stop_grace=patient(60)))
+    channel.hear((0, ReadyToJoin(0)), (1, ReadyToJoin(0)), *heard)
     with pytest.raises(RankLostError, match="rank 1 on h1 failed: killed by SIGKILL"):
         supervisor.watch()
 
@@ -144,11 +144,11 @@ def test_a_spare_does_not_take_over_where_another_rank_finishes(heard: list[tupl
 def test_a_spare_that_takes_the_order_to_join_of_its_dead_rank_lets_nobody_wait() -> None:
     """The rank has died while the order was on its way: its spare takes that order, and all train on."""
     channel = FakeChannel(2)
-    supervisor = supervise(channel, 2, Limits(start=patient(1), hang=None, stop_grace=patient(60)))
+    supervisor = supervise(channel, 2, TimeLimits(start=patient(1), hang=None, stop_grace=patient(60)))
     channel.hear(
-        *((task, Ready(0)) for task in range(2)),
-        *((0, FALLEN), (1, Ready(4, joins=1)), (0, Ready(4, joins=1))),  # all join again
-        *((1, FALLEN), (1, Ready(4, joins=1))),  # before that order has come
+        *((task, ReadyToJoin(0)) for task in range(2)),
+        *((0, FALLEN), (1, ReadyToJoin(4, joins=1)), (0, ReadyToJoin(4, joins=1))),  # all join again
+        *((1, FALLEN), (1, ReadyToJoin(4, joins=1))),  # before that order has come
     )
     # Later than a rank may let the others wait.
     threading.Timer(patient(2), channel.hear, [(task, FINISHED) for task in range(2)]).start()
@@ -162,7 +162,7 @@ def test_a_death_before_an_exception_is_the_cause_of_both(text: str) -> None:
     channel = FakeChannel(2)
     channel.answers[1, Stop] = [STOPPED]
     supervisor = supervise(channel, 2)
-    channel.hear((0, Ready(0)), (1, Ready(0)), (1, FALLEN), (0, raised("ConnectionError", text)))
+    channel.hear((0, ReadyToJoin(0)), (1, ReadyToJoin(0)), (1, FALLEN), (0, raised("ConnectionError", text)))
     with pytest.raises(RankLostError, match="rank 1 on h1 failed: killed by SIGKILL"):
         supervisor.watch()
 
@@ -170,8 +170,8 @@ def test_a_death_before_an_exception_is_the_cause_of_both(text: str) -> None:
 @pytest.mark.parametrize("waits_first", [True, False])
 def test_a_rank_does_not_wait_to_join_one_that_has_finished(waits_first: bool) -> None:
     channel = FakeChannel(2)
-    supervisor = supervise(channel, 2, Limits(start=patient(1), hang=patient(1), stop_grace=patient(60)))
-    heard: list[tuple[int, Event]] = [(1, Ready(0)), (0, FINISHED)]
+    supervisor = supervise(channel, 2, TimeLimits(start=patient(1), hang=patient(1), stop_grace=patient(60)))
+    heard: list[tuple[int, Event]] = [(1, ReadyToJoin(0)), (0, FINISHED)]
     channel.hear(*(heard if waits_first else reversed(heard)))
     with pytest.raises(RankLostError, match="rank 1 on h1 failed: hung: it waits to join rank 0, whose function has"):
         supervisor.watch()
@@ -264,7 +264,7 @@ def test_a_silent_task_whose_host_answers_is_kept(monkeypatch: pytest.MonkeyPatc
 
 def test_a_sign_of_life_on_its_way_while_stacks_are_collected_acquits() -> None:
     channel = FakeChannel(2)
-    supervisor = supervise(channel, 2, Limits(start=patient(60), hang=0.5, stop_grace=patient(60)))
+    supervisor = supervise(channel, 2, TimeLimits(start=patient(60), hang=0.5, stop_grace=patient(60)))
     for task in range(2):
         channel.answers[task, SendStacks] = [StepDone(), Stacks(IN_FUNCTION), FINISHED]
     supervisor.watch()
@@ -273,7 +273,7 @@ def test_a_sign_of_life_on_its_way_while_stacks_are_collected_acquits() -> None:
 
 def test_the_rank_that_the_others_wait_for_hangs() -> None:
     channel = FakeChannel(2)
-    supervisor = supervise(channel, 2, Limits(start=patient(60), hang=0.5, stop_grace=patient(60)))
+    supervisor = supervise(channel, 2, TimeLimits(start=patient(60), hang=0.5, stop_grace=patient(60)))
     channel.answers = {(0, SendStacks): [Stacks(IN_HOROVOD)], (1, SendStacks): [Stacks(IN_FUNCTION)]}
     channel.answers[0, Stop] = [STOPPED]
     with pytest.raises(RankLostError, match="rank 1 on h1 failed: hung: no sign of life") as caught:
@@ -286,7 +286,7 @@ def test_the_rank_that_the_others_wait_for_hangs() -> None:
 def test_time_in_which_the_driver_itself_stood_still_is_nobodys_hang(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """As after SIGSTOP and SIGCONT, at any place in the loop."""
     channel = FakeChannel(1)
-    supervisor = supervise(channel, 1, Limits(start=patient(60), hang=patient(30), stop_grace=patient(60)))
+    supervisor = supervise(channel, 1, TimeLimits(start=patient(60), hang=patient(30), stop_grace=patient(60)))
     channel.answers[0, SendStacks] = [Stacks(IN_FUNCTION)]
     clock, looks = time.monotonic, itertools.count(1)
 
@@ -307,7 +307,7 @@ def test_a_request_reaches_all_and_waits_for_the_last(caplog: pytest.LogCaptureF
     saved = raised("StoppedOnRequest", "step 7 is saved", on_request=True)
     channel.answers[0, StopSoon] = [saved]
     threading.Timer(2.5, channel.hear, [(1, saved)]).start()
-    channel.hear((1, StopAsked()))
+    channel.hear((1, SigtermReceived()))
     with pytest.raises(RankLostError, match="stopped on request: step 7 is saved") as caught:
         supervisor.watch()
     assert [outcome.kind for outcome in caught.value.outcomes] == ["requested"] * 2
@@ -318,7 +318,7 @@ def test_a_request_reaches_all_and_waits_for_the_last(caplog: pytest.LogCaptureF
 
 def test_a_rank_that_outlasts_the_grace_is_named() -> None:
     channel = FakeChannel(2)
-    supervisor = supervise(channel, 2, Limits(start=patient(60), hang=None, stop_grace=0.2))
+    supervisor = supervise(channel, 2, TimeLimits(start=patient(60), hang=None, stop_grace=0.2))
     channel.hear((1, FINISHED))
     supervisor.request_stop("the driver received SIGTERM")
     words = r"rank 0 on h0 failed: still ran 0\.2 s after it was asked to stop \(the driver received SIGTERM\)"
@@ -337,7 +337,7 @@ def test_an_executor_that_spark_takes_away_stops_all_ranks() -> None:
 
 def test_spares_that_die_before_they_join_count_each_time() -> None:
     """A rank that dies before all have joined once ends the attempt: the others would wait for ever for one in it."""
-    first, joining = Joining(2, dict), Joining(2, dict)
+    first, joining = JoinRounds(2, dict), JoinRounds(2, dict)
     first.take(0, 0, 0)
     assert not first.is_replaced(1, DIED[1])
     for task in range(2):
@@ -351,7 +351,7 @@ def test_a_rank_that_was_stopped_within_the_grace_has_not_outlasted_it() -> None
     channel = FakeChannel(2)
     channel.answers = {(1, StopSoon): [raised("OSError", "No space left on device")], (0, Stop): [STOPPED]}
     supervisor = supervise(channel, 2)
-    channel.hear((1, StopAsked()))
+    channel.hear((1, SigtermReceived()))
     with pytest.raises(WorkerError, match="rank 1 on h1 failed: OSError: No space left on device") as caught:
         supervisor.watch()
     assert [outcome.kind for outcome in caught.value.outcomes] == ["stopped", "exception"]

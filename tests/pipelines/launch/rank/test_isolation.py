@@ -13,7 +13,7 @@ import pytest
 from pipelines.launch.rank.fork_server import FORK_SERVER_VARIABLE, ForkServer
 from pipelines.launch.rank.process import RankProcess, rank_environment
 from pipelines.launch.rank.rank_log import RankLog
-from pipelines.launch.rank.rank_main import Header
+from pipelines.launch.rank.rank_main import FunctionHeader
 from pipelines.launch.rank.report import stop_requested
 from pipelines.launch.runner import BarrierRunner
 from tests.patience import alive, patient, wait_until
@@ -94,7 +94,7 @@ def test_a_stop_that_comes_while_a_process_starts_waits_until_it_is_heard() -> N
     process = RankProcess({}, threads=1, log=RankLog())
     try:
         process.request_stop()  # Python has no handler for the signal yet
-        process.begin(Header({}, wants_result=False), cloudpickle.dumps((function, (), {})))
+        process.begin(FunctionHeader({}, wants_result=False), cloudpickle.dumps((function, (), {})))
         assert process.process.wait(timeout=patient(60)) == 0, process.log.last_lines()
     finally:
         process.end()

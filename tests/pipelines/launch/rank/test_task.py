@@ -6,7 +6,7 @@ from typing import Any
 
 from pipelines.launch.rank.task import _RunningRank
 from pipelines.launch.wire.encoding import encode
-from pipelines.launch.wire.messages import Fallen, Join, Order, Ready
+from pipelines.launch.wire.messages import Join, Order, ProcessDied, ReadyToJoin
 
 
 def fake_process() -> Any:
@@ -33,16 +33,16 @@ def test_an_order_to_join_waits_until_the_spare_is_ready_and_counts_once() -> No
     processes.replace = replace
     rank = _RunningRank(processes, link, 1, 60)
 
-    rank._take(encode(Ready(0)))
+    rank._take(encode(ReadyToJoin(0)))
     orders.put(first)
     rank._obey()
     assert dead.orders == [first]
-    rank._take(encode(Ready(3)))
+    rank._take(encode(ReadyToJoin(3)))
     assert rank._is_replaced()
     orders.put(second)
     rank._obey()
     assert spare.orders == [], "it has not come so far"
-    rank._take(encode(Ready(3)))
+    rank._take(encode(ReadyToJoin(3)))
     assert spare.orders == [second]
-    fallen = Fallen("killed by SIGKILL", -9, "", [])
-    assert sent == [Ready(0), Ready(3, joins=1), fallen, Ready(3, joins=1)]
+    fallen = ProcessDied("killed by SIGKILL", -9, "", [])
+    assert sent == [ReadyToJoin(0), ReadyToJoin(3, joins=1), fallen, ReadyToJoin(3, joins=1)]

@@ -17,24 +17,24 @@ from pipelines.launch.rank.host import probe_port
 from pipelines.launch.rank.rank_log import RankLog
 from pipelines.launch.wire.channel import ChannelAddress, DriverChannel, ResultLostError
 from pipelines.launch.wire.encoding import encode
-from pipelines.launch.wire.link import Link
+from pipelines.launch.wire.link import TaskLink
 from pipelines.launch.wire.messages import (
-    Alive,
-    Back,
-    Dropped,
+    Disconnected,
     Event,
-    Exit,
-    Go,
-    Gone,
+    Heartbeat,
     Hello,
     Join,
-    Log,
+    LogPart,
+    MessagesDropped,
     Opening,
-    Replaced,
+    ProcessExit,
+    Reconnected,
     Report,
     ResultPart,
+    RunRank,
     Stop,
     StopSoon,
+    TaskRestarted,
     Welcome,
     decode,
 )
@@ -45,8 +45,8 @@ pytestmark = pytest.mark.timeout(120)
 
 
 HELLO = Hello(0, "127.0.0.1", None, "-1", "", "node", "127.0.0.1", 0, {})
-EXIT = Exit(False, True, 0, "exited with code 0", "", None, [])
-GO = Go(0, {}, wants_result=True)
+EXIT = ProcessExit(False, True, 0, "exited with code 0", "", None, [])
+GO = RunRank(0, {}, wants_result=True)
 
 
 @pytest.fixture
@@ -85,8 +85,8 @@ def test_nobody_waits_for_a_full_queue_of_a_channel_that_was_closed() -> None:
 
 
 @contextmanager
-def link_to(address: ChannelAddress) -> Iterator[Link]:
-    with closing(RankLog()) as log, closing(Link(address, HELLO, log)) as link:
+def link_to(address: ChannelAddress) -> Iterator[TaskLink]:
+    with closing(RankLog()) as log, closing(TaskLink(address, HELLO, log)) as link:
         yield link
 
 
@@ -97,7 +97,7 @@ def collect(channel: DriverChannel, enough: Callable[[list[Event]], bool]) -> li
     return received
 
 
-def first_message(channel: DriverChannel, link: Link) -> Event:
+def first_message(channel: DriverChannel, link: TaskLink) -> Event:
     """What the driver hears first, once both ends know of the connection."""
     _, message = channel.events.get(timeout=patient(50))
     wait_until(lambda: link.connected)
@@ -111,9 +111,9 @@ def log() -> Iterator[RankLog]:
 
 
 @pytest.fixture
-def link(channel: DriverChannel, log: RankLog) -> Iterator[Link]:
+def link(channel: DriverChannel, log: RankLog) -> Iterator[TaskLink]:
     """A link of which both ends know."""
-    with closing(Link(channel.address, HELLO, log)) as link:
+    with closing(TaskLink(channel.address, HELLO, log)) as link:
         first_message(channel, link)
         yield link
 
@@ -123,7 +123,7 @@ def break_connection(channel: DriverChannel) -> None:
 
 
 def lines_of(received: list[Event]) -> list[str]:
-    return [line for event in received if isinstance(event, Log) for line in event.lines]
+    return [line for event in received if isinstance(event, LogPart) for line in event.lines]
 
 
 def numbers_of(received: list[Event]) -> list[int]:
@@ -135,7 +135,7 @@ def last(event: Event) -> Callable[[list[Event]], bool]:
 
 
 def test_the_log_arrives_before_what_was_said_after_it_and_all_before_a_task_hangs_up(
-    channel: DriverChannel, link: Link, log: RankLog
+    channel: DriverChannel, link: TaskLink, log: RankLog
 ) -> None:
     log.write("".join(f"line {number}\n" for number in range(50_000)))
     link.flush(patient(10))
@@ -147,7 +147,7 @@ def test_the_log_arrives_before_what_was_said_after_it_and_all_before_a_task_han
 
 
 def test_messages_do_not_make_a_talkative_ranks_log_travel_faster(
-    channel: DriverChannel, link: Link, log: RankLog, monkeypatch: pytest.MonkeyPatch
+    channel: DriverChannel, link: TaskLink, log: RankLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipelines.launch.wire.link.LOG_BYTES_PER_PERIOD", 4096)
     monkeypatch.setattr("pipelines.launch.wire.link.LOG_PERIOD_SECONDS", 600.0)
@@ -155,11 +155,11 @@ def test_messages_do_not_make_a_talkative_ranks_log_travel_faster(
     for number in range(200):
         link.send(Report({"number": number}))
         time.sleep(0.001)
-    received = collect(channel, lambda received: any(isinstance(event, Log) for event in received))
+    received = collect(channel, lambda received: any(isinstance(event, LogPart) for event in received))
     with suppress(queue.Empty):
         while True:
             received.append(channel.events.get(timeout=0.5)[1])
-    sent = [event.end - event.offset for event in received if isinstance(event, Log)]
+    sent = [event.end - event.offset for event in received if isinstance(event, LogPart)]
     assert 0 < sum(sent) <= 4096
 
 
@@ -202,9 +202,11 @@ def test_silent_strangers_keep_nobody_out(channel: DriverChannel, monkeypatch: p
         wait_until(lambda: channel._server.refused >= 80)
 
 
-def test_a_flood_of_bad_requests_loses_and_disturbs_nothing(channel: DriverChannel, link: Link, log: RankLog) -> None:
+def test_a_flood_of_bad_requests_loses_and_disturbs_nothing(
+    channel: DriverChannel, link: TaskLink, log: RankLog
+) -> None:
     """Of 2,000; `tests/cluster` sends 10,000 from another host."""
-    noise = [b"", b"PUT /global/0 HTTP/1.1\r\n\r\n", bytes(64), bytes(4096), frame(encode(Alive()))]
+    noise = [b"", b"PUT /global/0 HTTP/1.1\r\n\r\n", bytes(64), bytes(4096), frame(encode(Heartbeat()))]
 
     def flood() -> None:
         for number in range(500):
@@ -231,7 +233,7 @@ def test_a_flood_of_bad_requests_loses_and_disturbs_nothing(channel: DriverChann
 
 
 def test_a_broken_connection_is_made_again_and_nothing_is_lost(
-    channel: DriverChannel, link: Link, log: RankLog, monkeypatch: pytest.MonkeyPatch
+    channel: DriverChannel, link: TaskLink, log: RankLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipelines.launch.wire.link.RECONNECT_SECONDS", 0.1)  # the driver hears first that it broke
     sent = [Report({"text": f'{i} äöü\n\t"{"x" * (i * 50)}'}) for i in range(300)]
@@ -248,19 +250,22 @@ def test_a_broken_connection_is_made_again_and_nothing_is_lost(
     received = collect(channel, last(EXIT))
     assert [event for event in received if isinstance(event, Report)] == sent
     assert lines_of(received) == [f"line {number}" for number in range(300)]
-    assert [event for event in received if isinstance(event, Gone | Back)] == [Gone(), Back()] * 2
+    assert [event for event in received if isinstance(event, Disconnected | Reconnected)] == [
+        Disconnected(),
+        Reconnected(),
+    ] * 2
 
 
-def test_a_task_that_was_started_anew_is_called_off(channel: DriverChannel, link: Link) -> None:
+def test_a_task_that_was_started_anew_is_called_off(channel: DriverChannel, link: TaskLink) -> None:
     with link_to(channel.address) as second:
         assert second.orders.get(timeout=patient(50)) == Stop()
-    assert channel.events.get(timeout=patient(50)) == (0, Replaced())
+    assert channel.events.get(timeout=patient(50)) == (0, TaskRestarted())
     channel.send(0, GO)
     assert link.orders.get(timeout=patient(50)) == GO
 
 
 def test_a_channel_that_dies_is_said_once_and_holds_nothing_up(
-    channel: DriverChannel, link: Link, log: RankLog, caplog: pytest.LogCaptureFixture
+    channel: DriverChannel, link: TaskLink, log: RankLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     link.send(Report({}))
     link.flush(patient(5))
@@ -279,7 +284,7 @@ def test_a_driver_that_said_that_it_is_over_is_not_missed(caplog: pytest.LogCapt
     """The ranks of one machine print into the user's notebook, where the error of the run is to be all there is."""
     ended = threading.Event()
 
-    def talk(link: Link) -> None:
+    def talk(link: TaskLink) -> None:
         while not ended.wait(0.0001):
             link.send(Report({}))
 
@@ -301,7 +306,7 @@ def test_a_driver_that_said_that_it_is_over_is_not_missed(caplog: pytest.LogCapt
 
 
 def test_a_driver_that_does_not_listen_holds_no_rank_up_and_gets_everything_later(
-    channel: DriverChannel, link: Link, log: RankLog
+    channel: DriverChannel, link: TaskLink, log: RankLog
 ) -> None:
     # All is sent, 60 MB, before the driver takes the first.
     for number in range(3000):
@@ -310,11 +315,11 @@ def test_a_driver_that_does_not_listen_holds_no_rank_up_and_gets_everything_late
     link.send(EXIT)
     received = collect(channel, last(EXIT))
     assert numbers_of(received) == list(range(3000))
-    wait_until(lambda: link._held_bytes < 1 << 20)  # what has been received is forgotten
+    wait_until(lambda: link._unreceived_bytes < 1 << 20)  # what has been received is forgotten
 
 
 def test_messages_that_do_not_fit_are_counted_and_what_matters_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.launch.wire.link.MAXIMUM_HELD_BYTES", 10_000)
+    monkeypatch.setattr("pipelines.launch.wire.link.MAXIMUM_UNRECEIVED_BYTES", 10_000)
     secret, received = secrets.token_bytes(32), list[Event]()
     with ExitStack() as stack:
         driver = stack.enter_context(socket.create_server(("127.0.0.1", 0)))  # takes connections and answers none
@@ -332,10 +337,10 @@ def test_messages_that_do_not_fit_are_counted_and_what_matters_is_kept(monkeypat
     numbers = numbers_of(received)
     assert 0 < len(numbers) < 5000
     assert numbers == list(range(len(numbers)))
-    assert received[-2:] == [Dropped(5000 - len(numbers)), EXIT]
+    assert received[-2:] == [MessagesDropped(5000 - len(numbers)), EXIT]
 
 
-def test_a_large_return_value_survives_a_broken_connection(channel: DriverChannel, link: Link) -> None:
+def test_a_large_return_value_survives_a_broken_connection(channel: DriverChannel, link: TaskLink) -> None:
     value = secrets.token_bytes(1 << 16) * 300  # 19 MiB in 19 parts
     with tempfile.TemporaryFile() as file:
         file.write(value)
@@ -386,11 +391,11 @@ def test_a_first_connection_that_breaks_before_the_welcome_loses_no_first_messag
     with link_to(channel.address) as link:
         assert first_message(channel, link) == HELLO
         break_connection(channel)
-        assert set(collect(channel, lambda received: len(received) == 2)) == {Gone(), Back()}
+        assert set(collect(channel, lambda received: len(received) == 2)) == {Disconnected(), Reconnected()}
 
 
 def test_the_end_of_a_rank_that_has_finished_waits_for_a_channel_that_comes_back(
-    channel: DriverChannel, link: Link, monkeypatch: pytest.MonkeyPatch
+    channel: DriverChannel, link: TaskLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipelines.launch.wire.link.RECONNECT_SECONDS", 1.0)
     break_connection(channel)
@@ -423,7 +428,7 @@ def test_nothing_is_taken_from_a_connection_that_was_replaced(channel: DriverCha
 
 
 def test_a_return_value_that_the_driver_cannot_keep_is_named(
-    channel: DriverChannel, link: Link, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    channel: DriverChannel, link: TaskLink, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with tempfile.TemporaryFile() as file:
         file.write(bytes(100))
@@ -439,7 +444,7 @@ def test_the_secret_is_not_shown() -> None:
 
 
 def test_an_order_that_a_broken_connection_did_not_bring_comes_with_the_next_one(
-    channel: DriverChannel, link: Link
+    channel: DriverChannel, link: TaskLink
 ) -> None:
     channel.send(0, GO)
     channel.send(8, GO)  # nobody there

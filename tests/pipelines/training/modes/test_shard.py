@@ -12,7 +12,7 @@ import pytest
 from pipelines.launch.driver.failure import names_lost_peer
 from pipelines.launch.wire.encoding import encode
 from pipelines.launch.wire.transport import FrameConnection, frame
-from pipelines.training.modes.shard import NO_STOP, Push, Shard, ShardOpening, Synchrony
+from pipelines.training.modes.shard import NO_STOP, Push, ShardOpening, ShardServer, Synchrony
 from pipelines.training.modes.shard_client import ShardClient
 from tests.patience import patient, wait_until
 
@@ -27,7 +27,7 @@ class Server:
     def __init__(self, rule: Synchrony, connected: int) -> None:
         self.weights = np.array([1.0, 2.0], np.float32)
         self.rates: list[float] = []
-        self.shard = Shard(
+        self.shard = ShardServer(
             "127.0.0.1",
             SECRET,
             rule,

@@ -12,7 +12,7 @@ LogToDriver = Literal["all", "rank0", "callback", "none"]
 _log = logging.getLogger(__name__)
 
 
-class Listener:
+class RankOutput:
     """Shows and saves the ranks' output, and calls the user's callbacks; a callback that fails is logged."""
 
     def __init__(
