@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Literal
 
 from pipelines.launch.rank.membership import NOTHING_KEPT
-from pipelines.launch.wire.messages import FunctionFailure, ProcessExit
+from pipelines.launch.wire.messages import FunctionFailure, ProcessDied, ProcessExit
 
 Kind = Literal["finished", "exception", "died", "hung", "lost", "requested", "consequence", "stopped"]
 """`requested`: the rank was asked to stop. `stopped`: it was ended because another rank failed."""
@@ -112,6 +112,11 @@ def outcome_of_exit(rank: int, host: str, end: ProcessExit) -> Outcome:
     aborted = end.death == "killed by SIGABRT" and any(text in line for line in lines for text in _ABORTED_WITH_GLOO)
     words = end.death + (" after the function had returned" if end.finished else "")
     return Outcome(rank, host, "consequence" if aborted else "died", words, end.exit_code, end.faults, lines)
+
+
+def outcome_of_death(rank: int, host: str, death: ProcessDied) -> Outcome:
+    """Return the end of a process whose spare may take its place."""
+    return Outcome(rank, host, "died", death.death, death.exit_code, death.faults, tuple(death.last_lines))
 
 
 def names_lost_peer(text: str) -> bool:

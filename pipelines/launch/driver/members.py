@@ -3,12 +3,13 @@
 import re
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pipelines.launch.driver.failure import Outcome
-from pipelines.launch.driver.status import RankStatus
+from pipelines.launch.driver.failure import Kind, Outcome
+from pipelines.launch.driver.status import AttemptStatus, RankStatus
 from pipelines.launch.rank.rank_log import LAST_LINES
 from pipelines.launch.wire.messages import Hello
 
@@ -62,6 +63,49 @@ class AttemptMember:
             self.gone_since,
             self.stacks or "",
         )
+
+
+class AttemptMembers:
+    """All members of an attempt by task, and the ends of their ranks in order of arrival."""
+
+    def __init__(self) -> None:
+        """Start without members."""
+        self.by_task: dict[int, AttemptMember] = {}
+        self.outcomes: list[Outcome] = []
+
+    @property
+    def open(self) -> list[AttemptMember]:
+        """The members whose end is not known."""
+        return [member for member in self.by_task.values() if member.outcome is None]
+
+    def status(self) -> AttemptStatus:
+        """Return the attempt at this moment."""
+        ranks = tuple(member.status() for member in self.by_task.values())
+        return AttemptStatus(time.monotonic(), ranks, tuple(outcome.kind for outcome in self.outcomes))
+
+    def end(self, member: AttemptMember, outcome: Outcome) -> None:
+        """Record the end of a rank, unless an earlier end is known."""
+        if member.outcome is None:
+            member.outcome = outcome
+            self.outcomes.append(outcome)
+
+    def end_as(self, member: AttemptMember, kind: Kind, words: str, evidence: str = "") -> None:
+        """Record an end that the driver concludes from what it knows."""
+        self.end(member, Outcome(member.rank, member.host, kind, words, None, evidence, tuple(member.last_lines)))
+
+    def end_before(self, outcomes: Sequence[Outcome]) -> None:
+        """Record ends that came before all known ones."""
+        later, self.outcomes = self.outcomes, []
+        for outcome in outcomes:
+            self.end(next(each for each in self.by_task.values() if each.rank == outcome.rank), outcome)
+        self.outcomes += later
+
+    def forgive(self, pause: float) -> None:
+        """Do not count a pause in which the driver received nothing."""
+        for member in self.by_task.values():
+            member.last_sign += pause
+            if member.gone_since is not None:
+                member.gone_since += pause
 
 
 def short_reason(reason: str) -> str:

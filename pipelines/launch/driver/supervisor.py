@@ -5,13 +5,20 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 
-from pipelines.launch.driver.failure import STOPPED, Kind, Outcome, StartError, failure_of, outcome_of_exit
+from pipelines.launch.driver.failure import (
+    STOPPED,
+    Outcome,
+    StartError,
+    failure_of,
+    outcome_of_death,
+    outcome_of_exit,
+)
 from pipelines.launch.driver.hangs import is_hanging, suspect
 from pipelines.launch.driver.joining import JoinRounds
-from pipelines.launch.driver.members import AttemptMember, Tasks, short_reason
+from pipelines.launch.driver.members import AttemptMember, AttemptMembers, Tasks, short_reason
 from pipelines.launch.driver.probes import HostProbes, is_probe_due, is_silent
 from pipelines.launch.driver.rank_output import RankOutput
-from pipelines.launch.driver.status import AttemptStatus, first_gone, stop_state
+from pipelines.launch.driver.status import first_gone, stop_state
 from pipelines.launch.policy import TimeLimits
 from pipelines.launch.wire.channel import DriverChannel
 from pipelines.launch.wire.messages import (
@@ -69,8 +76,7 @@ class Supervisor:
         """Store the arguments; nothing starts yet."""
         self._channel, self._tasks, self._size, self._output, self._limits = channel, tasks, size, output, limits
         self._joining = joining
-        self._members: dict[int, AttemptMember] = {}
-        self._outcomes: list[Outcome] = []
+        self._members = AttemptMembers()
         self._started_twice = False
         self._stop_reason: str | None = None
         self._stop_deadline: float | None = None
@@ -88,9 +94,9 @@ class Supervisor:
             StartError: A task did not connect in time or cannot run, or the job was asked to stop.
         """
         deadline = time.monotonic() + self._limits.start
-        while len(self._members) < self._size:
+        while len(self._members.by_task) < self._size:
             self._take(_LOOK_SECONDS)
-            missing = f"{self._size - len(self._members)} of {self._size} tasks have not reached the driver"
+            missing = f"{self._size - len(self._members.by_task)} of {self._size} tasks have not reached the driver"
             if (reason := self._failure()) is not None:
                 raise StartError(f"{missing}: {short_reason(reason)}")
             if self._stop_reason is not None:
@@ -101,9 +107,9 @@ class Supervisor:
                     f"{missing} at {address.host}:{address.port} after start_timeout={self._limits.start:g} s: do "
                     "executors reach that address (spark.driver.host)? Do their tasks start?"
                 )
-        for task, member in self._members.items():
+        for task, member in self._members.by_task.items():
             member.first_probe = self._probes.begin(task, member.hello)
-        return [self._members[task].hello for task in range(self._size)]
+        return [self._members.by_task[task].hello for task in range(self._size)]
 
     @property
     def unreachable_hosts(self) -> set[str]:
@@ -112,13 +118,13 @@ class Supervisor:
 
     def go(self, orders: Sequence[RunRank]) -> None:
         """Send each task its order to run its rank."""
-        for task, member in self._members.items():
+        for task, member in self._members.by_task.items():
             member.rank, member.last_sign = orders[task].rank, time.monotonic()
             self._channel.send(task, orders[task])
 
     def stop(self) -> None:
         """Tell all tasks to end their processes now."""
-        for task in self._members:
+        for task in self._members.by_task:
             self._channel.send(task, Stop())
 
     def close(self) -> None:
@@ -140,27 +146,19 @@ class Supervisor:
             self._look_for_hang()
             self._look_for_late()
             self._pass_stop_on()
-            if "finished" in self._status().ends:
-                self._end_fallen()  # a spare would wait forever for a rank that has finished
+            if "finished" in self._members.status().ends:
+                self._members.end_before(self._joining.fallen)  # a spare would wait forever for a finished rank
                 self._end_waiting()
-            match self._status().state(tasks_ended=tasks_ended):
+            match self._members.status().state(tasks_ended=tasks_ended):
                 case "failed":
                     self._settle()
-                    raise failure_of(self._outcomes)
+                    raise failure_of(self._members.outcomes)
                 case "ended":
                     return self._take_last_reports()
                 case "requested":
-                    raise failure_of(self._outcomes)
+                    raise failure_of(self._members.outcomes)
                 case "finished":
                     return None
-
-    def _status(self) -> AttemptStatus:
-        ranks = tuple(member.status() for member in self._members.values())
-        return AttemptStatus(time.monotonic(), ranks, tuple(outcome.kind for outcome in self._outcomes))
-
-    def _open(self) -> list[AttemptMember]:
-        """Return the members whose end is not known."""
-        return [member for member in self._members.values() if member.outcome is None]
 
     def _take(self, seconds: float) -> bool:
         """Handle queued events, or wait a while for one; return whether there was one.
@@ -184,7 +182,7 @@ class Supervisor:
         A rank whose channel broke has sent no message that it finished: Spark delivered its result.
         """
         heard = time.monotonic()
-        while any(each.gone_since is None for each in self._open()):
+        while any(each.gone_since is None for each in self._members.open):
             if self._take(_LOOK_SECONDS):
                 heard = time.monotonic()
             elif time.monotonic() - heard > LAST_REPORTS_SECONDS:
@@ -197,9 +195,9 @@ class Supervisor:
 
     def _handle(self, task: int, event: Event) -> None:
         if isinstance(event, Hello):
-            self._members[task] = AttemptMember(event)
+            self._members.by_task[task] = AttemptMember(event)
             return
-        member = self._members[task]
+        member = self._members.by_task[task]
         match event:
             case Disconnected():
                 member.gone_since = time.monotonic()
@@ -224,26 +222,23 @@ class Supervisor:
                 outcome = outcome_of_exit(member.rank, member.host, event)
                 if outcome.kind == "stopped" and self._grace_is_over():
                     self._outlast_grace(member)
-                self._end(member, outcome)  # the first end of a rank counts
+                self._members.end(member, outcome)  # the first end of a rank counts
             case ProcessDied():
                 self._replace(task, member, event)
             case ReadyToJoin(progress=progress, joins=joins):
                 member.has_begun, member.last_sign = True, time.monotonic()
                 if (environment := self._joining.take(task, progress, joins)) is not None:
-                    for each in self._members:
+                    for each in self._members.by_task:
                         self._channel.send(each, Join(environment))
             case FunctionStarted() | StepDone() | Report() | ShownLine():
                 self._sign(member, event)
 
     def _replace(self, task: int, member: AttemptMember, event: ProcessDied) -> None:
         """Let the spare take over from a dead process, unless earlier replacements made no progress."""
-        outcome = Outcome(
-            member.rank, member.host, "died", event.death, event.exit_code, event.faults, tuple(event.last_lines)
-        )
+        outcome = outcome_of_death(member.rank, member.host, event)
         member.has_begun, member.last_sign = False, time.monotonic()
-        others_ended = any(other.outcome is not None for other in self._members.values())
-        if not self._joining.is_replaced(task, outcome) or others_ended:
-            self._end(member, outcome)
+        if not self._joining.is_replaced(task, outcome) or self._members.outcomes:
+            self._members.end(member, outcome)
 
     def _sign(self, member: AttemptMember, event: SignOfLife) -> None:
         member.has_begun, member.last_sign = True, time.monotonic()
@@ -253,15 +248,6 @@ class Supervisor:
                 self._output.shown_line(member.rank, line)
             case Report(fields=fields):
                 self._output.report(member.rank, fields)
-
-    def _end(self, member: AttemptMember, outcome: Outcome) -> None:
-        if member.outcome is None:
-            member.outcome = outcome
-            self._outcomes.append(outcome)
-
-    def _end_as(self, member: AttemptMember, kind: Kind, words: str, evidence: str = "") -> None:
-        """Record an end that the driver concludes from what it knows."""
-        self._end(member, Outcome(member.rank, member.host, kind, words, None, evidence, tuple(member.last_lines)))
 
     def _failure(self) -> str | None:
         # Spark starts tasks again if it took an executor away; only the runner makes further attempts.
@@ -275,10 +261,7 @@ class Supervisor:
             return
         self._awake_since = now
         self._joining.forgive(pause)
-        for member in self._members.values():
-            member.last_sign += pause
-            if member.gone_since is not None:
-                member.gone_since += pause
+        self._members.forgive(pause)
 
     def _look_at_tasks(self) -> None:
         """Record the first task that is gone as the cause if Spark has ended the tasks; the others ended with it."""
@@ -287,19 +270,19 @@ class Supervisor:
             return
         for _ in range(self._channel.events.qsize()):  # queued events may say which rank failed first, and how
             self._take(0)
-        self._take_until(CONSEQUENCES_SECONDS, lambda: not self._open())
-        status = self._status()
+        self._take_until(CONSEQUENCES_SECONDS, lambda: not self._members.open)
+        status = self._members.status()
         if not status.open_ranks or any(end != "finished" for end in status.ends):
             return
-        first = self._members[first_gone(status.open_ranks).task]
+        first = self._members.by_task[first_gone(status.open_ranks).task]
         # A task whose channel broke can report its failure to Spark only.
         evidence = reason if "Traceback" in reason else ""
-        self._end_as(first, "lost", f"lost: its Spark task is gone ({short_reason(reason)})", evidence)
+        self._members.end_as(first, "lost", f"lost: its Spark task is gone ({short_reason(reason)})", evidence)
 
     def _look_for_lost(self) -> None:
         """Probe the hosts of silent tasks, all at once, while messages are handled."""
         now = time.monotonic()
-        for task, member in self._members.items():
+        for task, member in self._members.by_task.items():
             if member.outcome is not None:
                 continue
             if member.probe is None:
@@ -310,28 +293,27 @@ class Supervisor:
                 if answered:
                     _log.warning("rank %d is silent but its task is alive: the run continues", member.rank)
                 elif self._is_silent(task, member, now):
-                    self._end_as(member, "lost", _LOST)
+                    self._members.end_as(member, "lost", _LOST)
 
     def _is_silent(self, task: int, member: AttemptMember, now: float) -> bool:
         seconds_gone = None if member.gone_since is None else now - member.gone_since
         return is_silent(seconds_gone, min(self._channel.seconds_silent(task), now - self._awake_since))
 
     def _look_for_hang(self) -> None:
-        members, status = self._open(), self._status()
+        members, status = self._members.open, self._members.status()
         if not members or self._joining.waits or not is_hanging(status, status.open_ranks, self._limits):
             return
-        for task, member in self._members.items():
+        for task, member in self._members.by_task.items():
             member.stacks = None
             self._channel.send(task, SendStacks())
         self._take_until(_STACKS_SECONDS, lambda: all(m.stacks is not None or m.outcome for m in members))
         # By now, signs of life that were in transit have been handled.
-        status = self._status()
+        status = self._members.status()
         if is_hanging(status, status.open_ranks, self._limits):
             rank = suspect(status.open_ranks)
-            words = (
-                f"hung: no sign of life for {status.now - rank.last_sign:.0f} s, after {rank.signs} steps or reports"
-            )
-            self._end_as(self._members[rank.task], "hung", words, rank.stacks)
+            silent = status.now - rank.last_sign
+            words = f"hung: no sign of life for {silent:.0f} s, after {rank.signs} steps or reports"
+            self._members.end_as(self._members.by_task[rank.task], "hung", words, rank.stacks)
 
     def _look_for_late(self) -> None:
         """End ranks that others wait for, if they take longer than a start may take."""
@@ -340,7 +322,7 @@ class Supervisor:
             return
         words = f"hung: the other ranks have waited for it to join for {self._limits.start:g} s"
         for task in sorted(missing):
-            self._end_as(self._members[task], "hung", words)
+            self._members.end_as(self._members.by_task[task], "hung", words)
 
     def _pass_stop_on(self) -> None:
         """Ask the ranks to stop if there is a reason, and end those that still run after the grace period."""
@@ -351,10 +333,10 @@ class Supervisor:
                 grace = self._limits.stop_grace
                 self._stop_deadline = time.monotonic() + grace
                 _log.warning("%s: all ranks are asked to stop within %g s", self._stop_reason, grace)
-                for task in self._members:
+                for task in self._members.by_task:
                     self._channel.send(task, StopSoon())
             case "over":
-                for member in self._open():
+                for member in self._members.open:
                     self._outlast_grace(member)
                 self.stop()
 
@@ -364,40 +346,32 @@ class Supervisor:
 
     def _outlast_grace(self, member: AttemptMember) -> None:
         words = f"still ran {self._limits.stop_grace:g} s after it was asked to stop ({self._stop_reason})"
-        self._end_as(member, "requested", words)
+        self._members.end_as(member, "requested", words)
 
     def _settle(self) -> None:
         """Wait for the cause and the consequences of the first failure, then stop the remaining ranks."""
-        self._end_fallen()
-        status = self._status()
+        # Ranks that were replaced died before the event that ended the attempt: their death may have caused it.
+        self._members.end_before(self._joining.fallen)
+        status = self._members.status()
         if status.waits_for_cause:
-            self._take_until(_CAUSE_SECONDS, lambda: not self._open() or self._status().is_caused)
+            self._take_until(_CAUSE_SECONDS, lambda: not self._members.open or self._members.status().is_caused)
         if status.waits_for_consequences:
-            self._take_until(CONSEQUENCES_SECONDS, lambda: not self._open())
+            self._take_until(CONSEQUENCES_SECONDS, lambda: not self._members.open)
         self.stop()
-        self._take_until(_STOP_SECONDS, lambda: all(member.gone_since is not None for member in self._open()))
+        self._take_until(_STOP_SECONDS, lambda: all(member.gone_since is not None for member in self._members.open))
         # This finds a disconnected host whose peers failed before its silence reached the limit.
-        unknown = [] if self._status().is_caused else self._open()
+        unknown = [] if self._members.status().is_caused else self._members.open
         probes = [(member, self._probes.probe(member)) for member in unknown]
         self._take_until(_PROBE_SECONDS, lambda: all(probe.done() for _, probe in probes))
         for member, probe in probes:
             if probe.done() and not probe.result():
-                self._end_as(member, "lost", _LOST)
-        for member in self._open():
-            self._end(member, Outcome(member.rank, member.host, "stopped", STOPPED))
-
-    def _end_fallen(self) -> None:
-        """Record the ranks replaced by spares as dead if the other ranks do not rejoin."""
-        known = len(self._outcomes)
-        for outcome in self._joining.fallen:
-            member = next(each for each in self._members.values() if each.rank == outcome.rank)
-            self._end(member, outcome)
-        # They died before the event that ended the attempt, which may be an exception caused by their death.
-        self._outcomes[:] = [*self._outcomes[known:], *self._outcomes[:known]]
+                self._members.end_as(member, "lost", _LOST)
+        for member in self._members.open:
+            self._members.end(member, Outcome(member.rank, member.host, "stopped", STOPPED))
 
     def _end_waiting(self) -> None:
         """End the ranks that wait to join a rank that has finished: they would wait forever."""
-        finished = min(outcome.rank for outcome in self._outcomes if outcome.kind == "finished")
+        finished = min(outcome.rank for outcome in self._members.outcomes if outcome.kind == "finished")
         for task in self._joining.ready:
             words = f"hung: it waits to join rank {finished}, whose function has returned"
-            self._end_as(self._members[task], "hung", words)
+            self._members.end_as(self._members.by_task[task], "hung", words)

@@ -217,7 +217,7 @@ def test_a_task_that_the_driver_never_reached_is_not_lost_when_it_falls_silent(
     monkeypatch.setattr(probes, "answers", lambda host, port: asked.append(host))
     channel = FakeChannel(1, port=port)
     supervisor = supervise(channel, 1)
-    supervisor._members[0].first_probe.result()  # type: ignore[union-attr]
+    supervisor._members.by_task[0].first_probe.result()  # type: ignore[union-attr]
     monkeypatch.setattr(probes, "SILENT_SECONDS", 0.0)
     channel.silent = 99.0
     threading.Timer(1, channel.hear, [(0, FINISHED)]).start()
