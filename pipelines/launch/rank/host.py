@@ -3,8 +3,6 @@
 import os
 import shutil
 import socket
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,11 +10,8 @@ from dataclasses import dataclass
 from pipelines.launch.driver.placement import visible_devices
 from pipelines.launch.rank import cuda
 from pipelines.launch.wire.messages import Hello
-from pipelines.launch.wire.transport import hang_up
+from pipelines.launch.wire.transport import accept_connections, stop_listening
 from pipelines.machine.versions import versions
-
-_PAUSE_SECONDS = 0.1
-"""Seconds between two attempts to accept a connection."""
 
 
 @dataclass(frozen=True)
@@ -41,21 +36,12 @@ def probe_port(host: str) -> Iterator[int | None]:
     except OSError:
         yield None
         return
-    threading.Thread(target=_end_connections, args=(listener,), name="groundswell-probe", daemon=True).start()
+    # They are accepted and end: the kernel queues only 128 that are not accepted.
+    accept_connections(listener, lambda connection, address: connection.close(), "groundswell-probe")
     try:
         yield listener.getsockname()[1]
     finally:
-        hang_up(listener)  # wakes the thread that takes connections
-        listener.close()
-
-
-def _end_connections(listener: socket.socket) -> None:
-    """End the connections to a port: the kernel queues only 128 that are not accepted."""
-    while listener.fileno() >= 0:
-        try:
-            listener.accept()[0].close()
-        except OSError:  # closed, or this process has no free descriptor for a moment
-            time.sleep(_PAUSE_SECONDS)
+        stop_listening(listener)
 
 
 def visible_gpus(resources: TaskResources, gpus_per_worker: int) -> tuple[str, str]:

@@ -157,41 +157,29 @@ class ConnectionServer:
         self._lock = threading.Lock()
         self._strangers: dict[socket.socket, None] = {}
         self._proved: set[socket.socket] = set()
-        self._is_closed = False
         self._listener = socket.create_server((host, 0), backlog=1024)
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # its connections inherit this
         self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, name=name, daemon=True).start()
+        accept_connections(self._listener, self._begin, name)
 
     def close(self) -> None:
         """Stop listening, and hang up."""
-        self._is_closed = True
-        # A thread that waits in `accept` keeps a closed socket open; this wakes the thread.
-        hang_up(self._listener)
-        self._listener.close()
+        stop_listening(self._listener)
         with self._lock:
             for connection in (*self._strangers, *self._proved):
                 hang_up(connection)
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, address = self._listener.accept()
-            except OSError:  # closed, or this process has no free descriptor for a moment
-                if self._is_closed:
-                    return
-                time.sleep(_PAUSE_SECONDS)
-                continue
-            with self._lock:
-                self._strangers[connection] = None
-                # Silent connections are closed in favour of new ones: our own ends prove the secret in milliseconds.
-                if len(self._strangers) > MAXIMUM_STRANGERS:
-                    oldest = next(iter(self._strangers))
-                    del self._strangers[oldest]
-                    hang_up(oldest)
-            if self._is_closed:  # `close` may have missed this connection
-                hang_up(connection)
-            threading.Thread(target=self._serve, args=(connection, address[0]), name=self._name, daemon=True).start()
+    def _begin(self, connection: socket.socket, address: str) -> None:
+        with self._lock:
+            self._strangers[connection] = None
+            # Silent connections are closed in favour of new ones: our own ends prove the secret in milliseconds.
+            if len(self._strangers) > MAXIMUM_STRANGERS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                hang_up(oldest)
+        if self._listener.fileno() < 0:  # `close` may have missed this connection
+            hang_up(connection)
+        threading.Thread(target=self._serve, args=(connection, address), name=self._name, daemon=True).start()
 
     def _serve(self, connection: socket.socket, address: str) -> None:
         with closing(FrameConnection(connection, self._maximum_data_bytes)) as frames:
@@ -219,6 +207,33 @@ class ConnectionServer:
             else:
                 self.refused += 1
         return proved
+
+
+def accept_connections(listener: socket.socket, take: Callable[[socket.socket, str], None], name: str) -> None:
+    """Accept connections in a thread until `stop_listening`.
+
+    Args:
+        listener: The listening socket.
+        take: Called with each connection and the address of its other end.
+        name: Name of the thread.
+    """
+
+    def accept() -> None:
+        while listener.fileno() >= 0:
+            try:
+                connection, address = listener.accept()
+            except OSError:  # closed, or this process has no free descriptor for a moment
+                time.sleep(_PAUSE_SECONDS)
+            else:
+                take(connection, address[0])
+
+    threading.Thread(target=accept, name=name, daemon=True).start()
+
+
+def stop_listening(listener: socket.socket) -> None:
+    """Close a listening socket, and end the thread that accepts its connections."""
+    hang_up(listener)  # a thread that waits in `accept` keeps a closed socket open
+    listener.close()
 
 
 def connect(host: str, port: int, secret: bytes, maximum_data_bytes: int = 0) -> FrameConnection:
