@@ -71,7 +71,11 @@ def check_training(config: RunConfig, checklist: Checklist) -> None:
         config = _with_run_to_resume(config, checklist)
     checklist.run("dataset", lambda: _check_dataset(config))
     checklist.run("storage", lambda: _check_output(config))
-    checklist.run("tracking", lambda: _check_tracking(config))
+    is_offline = config.tracking.offline
+    checklist.run(
+        "tracking",
+        lambda: "not used: tracking.offline=true" if is_offline else check_store(experiment_of_new_run(config)),
+    )
     checklist.run("cluster", lambda: _check_cluster(config))
 
 
@@ -117,10 +121,6 @@ def _check_dataset(config: RunConfig) -> str:
 def _check_output(config: RunConfig) -> str:
     check_output(config.training, config.dataset.path)
     return f"{config.training.output} can be written"
-
-
-def _check_tracking(config: RunConfig) -> str:
-    return "not used: tracking.offline=true" if config.tracking.offline else check_store(experiment_of_new_run(config))
 
 
 def _check_cluster(config: RunConfig) -> str:

@@ -115,8 +115,11 @@ def learnt(result: DemoResult) -> bool:
 def _generate(root: Path) -> None:
     root.parent.mkdir(parents=True, exist_ok=True)
     with tqdm(total=_TRAIN + _VALIDATION + _TEST, unit="patch", disable=None, leave=False) as bar:
-        sizes = {"train": _TRAIN, "validation": _VALIDATION, "test": _TEST}
-        generate_bigearthnet_v2(root, **sizes, progress=lambda patches: bar.update(patches))
+
+        def advance(patches: int) -> None:
+            bar.update(patches)
+
+        generate_bigearthnet_v2(root, train=_TRAIN, validation=_VALIDATION, test=_TEST, progress=advance)
 
 
 def demo_folder(archive: str | None) -> Path:

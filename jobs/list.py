@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 from conf.describe import members, shipped
 from jobs.shell.command import Result, say
-from jobs.shell.options import LISTED
 from pipelines.tracking import metrics
 
 _LISTS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
@@ -17,7 +16,6 @@ _LISTS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
     "configs": ("--config NAME", shipped),
     "metrics": ("in MLflow; evaluate --split NAME writes NAME/... in place of test/...", metrics.described),
 }
-assert tuple(_LISTS) == LISTED
 
 
 def main(arguments: argparse.Namespace, result: Result) -> None:

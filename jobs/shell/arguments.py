@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
         return action
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse a command line.
+        """Parse a command line, once.
 
         Raises:
             ValueError: The command line is invalid; the message says what to type instead.
@@ -58,11 +58,7 @@ class Parser(argparse.ArgumentParser):
         wanted = [action for action in self._arguments if action.required]
         for action in wanted:
             action.required = False  # otherwise a missing argument would hide the reason why it is missing
-        try:
-            arguments, extra = self.parse_known_args(list(argv))
-        finally:
-            for action in wanted:
-                action.required = True
+        arguments, extra = self.parse_known_args(list(argv))
         if extra:
             raise ValueError(self._explain(extra, getattr(arguments, "set", [])))
         for action in wanted:

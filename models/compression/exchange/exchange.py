@@ -79,7 +79,7 @@ class GradientExchange:
             if shapes != self._built_for:
                 raise ValueError(f"the exchange was built for shapes {self._built_for}, got {shapes}")
             return
-        self._built_for = shapes
+        self._shapes = self._built_for = shapes
         self.names = [getattr(tensor, "path", None) or f"gradient_{i}" for i, tensor in enumerate(tensors)]
         with tf.init_scope():
             self._step = tf.Variable(0, dtype=tf.int32, trainable=False, name="step")
@@ -162,9 +162,8 @@ class GradientExchange:
         return self._measure()
 
     def _measured(self) -> tf.Tensor:
-        assert self._built_for is not None
         payload = tf.cast(self._payload_bytes, tf.float64)
-        dense = 4.0 * sum(math.prod(shape) for shape in self._built_for)
+        dense = 4.0 * sum(math.prod(shape) for shape in self._shapes)
         ratio = tf.where(payload > 0, dense / payload, math.nan)
         residuals = [entry.variable for entry in self.state if entry.name.split("/")[0].endswith("residual")]
         norm = tf.cast(tf.linalg.global_norm(residuals), tf.float64) if residuals else tf.constant(0.0, tf.float64)
@@ -208,8 +207,7 @@ class GradientExchange:
         return memory
 
     def _make_buckets(self, indexes: Sequence[int]) -> list[list[int]]:
-        assert self._built_for is not None
-        return make_buckets(indexes, [math.prod(shape) for shape in self._built_for], self.bucket_mib)
+        return make_buckets(indexes, [math.prod(shape) for shape in self._shapes], self.bucket_mib)
 
     def _make_dense_buckets(self, indexes: Sequence[int]) -> list[list[int]]:
         # Gradients keep their order within a bucket: a single bucket then equals Horovod's grouped allreduce in every
@@ -346,9 +344,8 @@ class GradientExchange:
         return self._compiled[bucket, number]
 
     def _context(self, index: int, step: tf.Tensor, scale: tf.Tensor) -> Context:
-        assert self._built_for is not None
         return Context(
-            shape=self._built_for[index],
+            shape=self._shapes[index],
             rank=self.collective.rank,
             size=self.collective.size,
             step=step,
