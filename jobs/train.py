@@ -156,7 +156,7 @@ def train_on(
     display, shortage = TrainingDisplay(), ShortageHint(config)
     with recorded_run(config, manifest, display.tracking, tags) as record:
         if record.run.is_offline:
-            say(f"run {record.run.run_id}: {_kept(record.place)}")
+            say(f"run {record.run.run_id}: {_where_records_are(record.place)}")
         else:
             say(f"MLflow run {record.run.run_id} in {redacted(record.run.uri)}")
         _say_sizes(config, manifest)
@@ -212,7 +212,7 @@ def _say_sizes(config: RunConfig, manifest: Manifest) -> None:
         say(f"images of {sizes}; the training step is compiled for each size")
 
 
-def _kept(folder: Location) -> str:
+def _where_records_are(folder: Location) -> str:
     return f"records are kept in {folder}; `groundswell sync --output {folder.parent}` writes them to MLflow"
 
 
@@ -266,7 +266,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
         say(f"averaged    {trained.summary.averaged_model_uri}")
     say(f"checkpoint  {trained.summary.checkpoint}")
     if trained.run.is_offline:
-        say(f"records     {_kept(trained.folder)}")
+        say(f"records     {_where_records_are(trained.folder)}")
     else:
         say(f"look at it  {store.show_command(trained.run)}")
 

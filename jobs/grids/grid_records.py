@@ -15,7 +15,7 @@ from pipelines.tracking.store.store import TrackingError, tracking_uri
 
 CELL_TAG = "grid_cell"
 """Tag of a cell's run: the digest with which the same command finds the run again."""
-_EPOCHS_KEPT = 50
+_HISTORY_ROWS = 50
 
 
 def parent_of(results: ResultsFile, experiment: str) -> str | None:
@@ -68,7 +68,7 @@ def line_of(
     if run_id is not None:
         try:
             recorded = recorded_training(run_id, groups=CURVE_GROUPS, metrics=CURVES)
-            run = compared_run(recorded, planned.experiment, epochs_kept=_EPOCHS_KEPT)
+            run = compared_run(recorded, planned.experiment, history_rows=_HISTORY_ROWS)
             of_model = _metrics_of_model(recorded, planned.config) if metrics is None else metrics
         except (ValueError, TrackingError) as problem:
             say(f"the results have no curves of cell {planned.cell.number}: {problem}; the same command adds them")

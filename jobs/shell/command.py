@@ -281,14 +281,14 @@ def _command(verb: str, argv: Sequence[str], more: Sequence[str]) -> str:
     if is_submitted():
         return ", ".join(["the same spark-submit command", *[f"with {shlex.join(more)}"] * bool(more)])
     replaced = {text.partition("=")[0] for text in more if "=" in text}
-    kept: list[str] = []
+    typed: list[str] = []
     for text in argv:
         if text.removeprefix("--set=").partition("=")[0] in replaced:
-            if kept and kept[-1] == "--set":
-                kept.pop()
+            if typed and typed[-1] == "--set":
+                typed.pop()
         else:
-            kept.append(text)
-    return shlex.join(["groundswell", verb, *kept, *more])
+            typed.append(text)
+    return shlex.join(["groundswell", verb, *typed, *more])
 
 
 def _result_path(argv: Sequence[str]) -> Path | None:

@@ -188,13 +188,13 @@ def _move_pixels(images: Any, elements: Any, count: int) -> Any:
     return gather_pixels(images, tf.gather(_source_pixels(height, width, count), elements))
 
 
-def gather_pixels(images: Any, sources: Any, is_kept: Any = None) -> Any:
+def gather_pixels(images: Any, sources: Any, is_inside: Any = None) -> Any:
     """Return images of the same shape and dtype, from other pixels of each image.
 
     Args:
         images: `(batch, height, width, bands)`, of any dtype.
         sources: Place of each pixel's source, int32 `(batch, height * width)`; pixels are numbered row by row.
-        is_kept: Bool `(batch, height * width, 1)`, false for pixels that become 0; None: no pixel does.
+        is_inside: Bool `(batch, height * width, 1)`, false for pixels that become 0; None: no pixel does.
     """
     height, width, bands = images.shape[1:]
     pixels = tf.reshape(images, (-1, height * width, bands))
@@ -202,8 +202,8 @@ def gather_pixels(images: Any, sources: Any, is_kept: Any = None) -> Any:
         # TensorFlow cannot gather integers shorter than int32 on a GPU: it would copy the images to the host and back.
         pixels = tf.cast(pixels, tf.int32)
     moved = tf.gather(pixels, sources, batch_dims=1)
-    if is_kept is not None:
-        moved = tf.where(is_kept, moved, tf.zeros_like(moved))
+    if is_inside is not None:
+        moved = tf.where(is_inside, moved, tf.zeros_like(moved))
     return tf.reshape(tf.cast(moved, images.dtype), (-1, height, width, bands))
 
 

@@ -71,8 +71,8 @@ def keep_largest_gradients(outputs: "tf.Tensor", k: int, *, unified: bool) -> "t
             scores = tf.abs(upstream)
             if unified:
                 scores = tf.reduce_sum(scores, range(len(upstream.shape) - 1), keepdims=True)
-            kept = tf.reduce_sum(tf.one_hot(tf.math.top_k(scores, k).indices, upstream.shape[-1]), -2)
-            return upstream * tf.cast(kept, upstream.dtype)
+            largest = tf.reduce_sum(tf.one_hot(tf.math.top_k(scores, k).indices, upstream.shape[-1]), -2)
+            return upstream * tf.cast(largest, upstream.dtype)
 
         return tf.identity(values), gradient
 

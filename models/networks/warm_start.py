@@ -127,7 +127,7 @@ def freeze(model: keras.Model, patterns: Sequence[str]) -> list[str]:
     Raises:
         ValueError: No layer with variables has such a name, or no variable is left to train.
     """
-    layers = [layer for layer in model._flatten_layers() if layer.variables and not _holds_layers(layer)]
+    layers = [layer for layer in model._flatten_layers() if layer.variables and not _has_inner_layers(layer)]
     frozen = []
     for pattern in patterns:
         found = [layer for layer in layers if fnmatch.fnmatchcase(layer.name, pattern)]
@@ -152,7 +152,7 @@ def rate_factors(model: keras.Model, factors: Mapping[str, float]) -> list[tuple
     Raises:
         ValueError: No layer with trainable variables, or no variable in such a layer, has this name.
     """
-    layers = [layer for layer in model._flatten_layers() if layer.trainable_variables and not _holds_layers(layer)]
+    layers = [layer for layer in model._flatten_layers() if layer.trainable_variables and not _has_inner_layers(layer)]
     chosen: dict[int, tuple[keras.Variable, float]] = {}
     for pattern, factor in factors.items():
         of_layer, _, of_variable = pattern.partition("/")
@@ -188,7 +188,7 @@ def _of_other_bands(
     return list(earlier) != list(bands) and list(value.shape) == shape
 
 
-def _holds_layers(layer: keras.layers.Layer) -> bool:
+def _has_inner_layers(layer: keras.layers.Layer) -> bool:
     return len(list(layer._flatten_layers())) > 1
 
 

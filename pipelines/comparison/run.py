@@ -98,13 +98,13 @@ class ComparedRun(StoredModel):
         return bool(self.diverged) and self.status != "FINISHED"
 
 
-def compared_run(run: RecordedRun, source: str, *, epochs_kept: int | None = None) -> ComparedRun:
+def compared_run(run: RecordedRun, source: str, *, history_rows: int | None = None) -> ComparedRun:
     """Return the data of a recorded run that a comparison needs.
 
     Args:
         run: The run.
         source: Experiment or file that contains the run.
-        epochs_kept: Number of evenly spaced rows of the history to keep. Rows with the best value of a score or loss,
+        history_rows: Number of evenly spaced rows of the history to keep. Rows with the best value of a score or loss,
             or in which the usual score rises above all before, also stay. None: all rows.
     """
     return ComparedRun(
@@ -114,13 +114,13 @@ def compared_run(run: RecordedRun, source: str, *, epochs_kept: int | None = Non
         status=run.status,
         started=datetime.fromtimestamp(run.started / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S"),
         diverged=run.tags.get(DIVERGED_TAG, ""),
-        settings=kept_settings(_settings(run)),
+        settings=decisive_settings(_settings(run)),
         metrics={
             name: _short(value)
             for name, value in sorted(run.metrics.items())
             if math.isfinite(value) and not name.startswith("system/")
         },
-        history=_thinned(_history(run), epochs_kept),
+        history=_thinned(_history(run), history_rows),
     )
 
 
@@ -130,7 +130,7 @@ def _settings(run: RecordedRun) -> dict[str, str]:
     return {**first, **{key: ", ".join(filter(None, [first.get(key), text])) for key, text in run.later_values.items()}}
 
 
-def kept_settings(settings: Mapping[str, str]) -> dict[str, str]:
+def decisive_settings(settings: Mapping[str, str]) -> dict[str, str]:
     """Return the settings that can change the result of a training, without unset ones."""
     return {
         key: value
@@ -184,14 +184,14 @@ def _thinned(history: dict[str, Column], rows: int | None) -> dict[str, Column]:
     if rows is None or count <= rows:
         return history
     # The first epoch's loss identifies a diverged training.
-    kept = {0, *(round((number + 1) * count / rows) - 1 for number in range(rows))}
+    chosen = {0, *(round((number + 1) * count / rows) - 1 for number in range(rows))}
     for name, column in history.items():
         is_value = name == "train/loss" or name.partition("/")[0] in CURVE_GROUPS
         if is_value and (best := best_row(column, name)) is not None:
-            kept.add(best)
+            chosen.add(best)
         if name in SCORES and not is_lower_better(name):  # keeps exact when a score was first reached
-            kept |= _rises(column)
-    return {name: [column[row] for row in sorted(kept)] for name, column in history.items()}
+            chosen |= _rises(column)
+    return {name: [column[row] for row in sorted(chosen)] for name, column in history.items()}
 
 
 def _rises(column: Column) -> set[int]:

@@ -78,8 +78,8 @@ def run_tasks(
     try:
         return future.result()
     except (Py4JError, PySparkException, OSError, EOFError) as error:
-        kept = f"finished shards are kept in {folder}, and the same command continues" if writes else "try again"
-        raise _explained(error, spark, folder, files, less_memory, kept) from None
+        remedy = f"finished shards are kept in {folder}, and the same command continues" if writes else "try again"
+        raise _explained(error, spark, folder, files, less_memory, remedy) from None
     except KeyboardInterrupt:
         with suppress(Exception):  # the JVM may have received the signal too
             if is_connect(spark):
@@ -189,27 +189,29 @@ def _call_each(
 
 
 def _explained(
-    error: Exception, spark: SparkSession, folder: Location, files: list[str], less_memory: str, kept: str
+    error: Exception, spark: SparkSession, folder: Location, files: list[str], less_memory: str, remedy: str
 ) -> RuntimeError:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         place = error.filename or "its temporary folder"
-        return RuntimeError(f"No space left for Spark's driver in {place} (spark.local.dir, TMPDIR): make room; {kept}")
+        return RuntimeError(
+            f"No space left for Spark's driver in {place} (spark.local.dir, TMPDIR): make room; {remedy}"
+        )
     if isinstance(error, Py4JNetworkError | OSError | EOFError) or not _jvm_lives(spark):
-        return RuntimeError(f"Spark's JVM has died{_exit_of_jvm(spark)}; {kept}")
+        return RuntimeError(f"Spark's JVM has died{_exit_of_jvm(spark)}; {remedy}")
     java = getattr(error, "java_exception", None)
     try:
         reason = str(java.getMessage() if java is not None else error)
     except (Py4JError, OSError):  # the JVM died just now
-        return RuntimeError(f"Spark's JVM has died{_exit_of_jvm(spark)}; {kept}")
+        return RuntimeError(f"Spark's JVM has died{_exit_of_jvm(spark)}; {remedy}")
     if _WORKER_DIED in reason:
-        return LostWorkerError(f"{_lost_worker(reason, files, less_memory)}; {kept}")
+        return LostWorkerError(f"{_lost_worker(reason, files, less_memory)}; {remedy}")
     # The last line of the Python traceback says what happened: no space left, a lost executor.
     lines = [line for line in reason.split("\n\n")[0].splitlines() if line.strip()]
     if "[Errno 28]" in reason or "No space left" in reason:
         # A file for a URL is first written to the executor's disk.
         place = f"the disk of {folder}" if folder.is_local else "an executor's disk (TMPDIR)"
-        return RuntimeError(f"No space left on {place}: make room; {kept}")
-    return RuntimeError(f"Spark gave up: {lines[-1].strip()}; {kept}")
+        return RuntimeError(f"No space left on {place}: make room; {remedy}")
+    return RuntimeError(f"Spark gave up: {lines[-1].strip()}; {remedy}")
 
 
 def _lost_worker(reason: str, files: list[str], less_memory: str) -> str:

@@ -55,13 +55,13 @@ class AdaptiveQuantiser(Compressor):
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
         """Return 8 bytes per part and 4 per sent element."""
         counts = _count_signs(parts)
-        upper, upper_kept = self._extremes(parts, tf.nn.relu, counts[0], step)
-        lower, lower_kept = self._extremes(parts, _negative, counts[1], step)
+        upper, upper_sent = self._extremes(parts, tf.nn.relu, counts[0], step)
+        lower, lower_sent = self._extremes(parts, _negative, counts[1], step)
         places = tf.concat([upper, lower], 1)
-        kept = tf.concat([upper_kept, lower_kept], 1)
-        means = tf.stack([_mean(parts, upper, upper_kept), _mean(parts, lower, lower_kept)], 1)
-        signs = tf.concat([tf.ones_like(upper_kept), tf.zeros_like(lower_kept)], 1)
-        entries = tf.cast(tf.where(kept), tf.int32)
+        sent = tf.concat([upper_sent, lower_sent], 1)
+        means = tf.stack([_mean(parts, upper, upper_sent), _mean(parts, lower, lower_sent)], 1)
+        signs = tf.concat([tf.ones_like(upper_sent), tf.zeros_like(lower_sent)], 1)
+        entries = tf.cast(tf.where(sent), tf.int32)
         chosen, positive = tf.gather_nd(places, entries), tf.gather_nd(signs, entries)
         message = encode_signs(entries[:, 0], chosen, positive, means)
         return message, subtract(parts, entries[:, 0], chosen, _values(entries[:, 0], positive, means))
@@ -98,7 +98,7 @@ def _values(rows: tf.Tensor, positive: tf.Tensor, means: tf.Tensor) -> tf.Tensor
     return tf.where(positive, tf.gather(means[:, 0], rows), tf.gather(means[:, 1], rows))
 
 
-def _mean(parts: tf.Tensor, places: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
-    count = tf.maximum(tf.reduce_sum(tf.cast(kept, tf.float32), 1, keepdims=True), 1.0)
-    values = tf.where(kept, tf.gather(parts, places, batch_dims=1), 0.0)
+def _mean(parts: tf.Tensor, places: tf.Tensor, sent: tf.Tensor) -> tf.Tensor:
+    count = tf.maximum(tf.reduce_sum(tf.cast(sent, tf.float32), 1, keepdims=True), 1.0)
+    values = tf.where(sent, tf.gather(parts, places, batch_dims=1), 0.0)
     return tf.reduce_sum(values / count, 1)

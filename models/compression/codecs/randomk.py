@@ -50,8 +50,8 @@ class RandomK(LinearCodec):
             if not self.error_feedback:
                 return tf.gather(flat, places) * lengths, memory
             flat += context.residual_scale * tf.reshape(memory["residual"], (-1,))
-            kept = tf.tensor_scatter_nd_update(flat, places[:, None], tf.zeros_like(lengths))
-            return tf.gather(flat, places), {**memory, "residual": tf.reshape(kept, context.shape)}
+            rest = tf.tensor_scatter_nd_update(flat, places[:, None], tf.zeros_like(lengths))
+            return tf.gather(flat, places), {**memory, "residual": tf.reshape(rest, context.shape)}
         flat = tf.scatter_nd(places[:, None], value * (1.0 / context.size), [math.prod(context.shape)])
         return tf.reshape(flat, context.shape), memory
 

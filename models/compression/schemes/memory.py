@@ -20,7 +20,7 @@ class WorkerMemory:
         """Return the tensor to encode for the gradient; the caller adds the state "residual" if there is one."""
         return gradient, memory
 
-    def keep(self, remainder: tf.Tensor, clear: Clear, memory: Memory) -> Memory:
+    def store(self, remainder: tf.Tensor, clear: Clear, memory: Memory) -> Memory:
         """Store the remainder: the encoded tensor minus the decoded message.
 
         Args:
@@ -58,7 +58,7 @@ class ErrorFeedback(WorkerMemory):
         """Return the state: the residual."""
         return {} if dense else {"residual": StateSpec(shape, "worker")}
 
-    def keep(self, remainder: tf.Tensor, clear: Clear, memory: Memory) -> Memory:
+    def store(self, remainder: tf.Tensor, clear: Clear, memory: Memory) -> Memory:
         """Store the remainder as the residual."""
         return {**memory, "residual": remainder}
 
@@ -90,7 +90,7 @@ class MomentumCorrection(WorkerMemory):
         step, velocity = self._step(gradient, memory["velocity"])
         return step, {**memory, "velocity": velocity}
 
-    def keep(self, remainder: tf.Tensor, clear: Clear, memory: Memory) -> Memory:
+    def store(self, remainder: tf.Tensor, clear: Clear, memory: Memory) -> Memory:
         """Store v without the sent amounts, and u without the sent elements."""
         velocity = memory["velocity"]
         if self.masking:

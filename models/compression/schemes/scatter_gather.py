@@ -150,7 +150,7 @@ class ScatterGather:
         residual = memory.get("residual")
         if native is not None:
             message, remainder, finite = native.encode(term, residual, context.residual_scale, size, context.step)
-            memory = self.memory.keep(remainder, lambda tensor: native.clear(tensor, message), memory)
+            memory = self.memory.store(remainder, lambda tensor: native.clear(tensor, message), memory)
             return message, {**memory, "finite": finite}
         corrected = term if residual is None else term + context.residual_scale * residual
         real = tf.constant(layout.real(context.shape, size))
@@ -160,7 +160,7 @@ class ScatterGather:
         def clear(tensor: tf.Tensor) -> tf.Tensor:
             return tf.where(remainder == corrected, tensor, tf.zeros_like(tensor))
 
-        return message, self.memory.keep(remainder, clear, memory)
+        return message, self.memory.store(remainder, clear, memory)
 
     def _sum(self, value: Message, memory: Memory, context: Context) -> tuple[Message, Memory]:
         layout, native = self.compressor.layout, self.owner_compressor.native

@@ -85,8 +85,8 @@ def clear_padding(parts: tf.Tensor, real: list[int]) -> tf.Tensor:
     entries = parts.shape[-1]
     if all(count == entries for count in real):
         return parts
-    kept = tf.range(entries) < tf.reshape(tf.constant(real), (-1,) + (1,) * (len(parts.shape) - 1))
-    return tf.where(kept, parts, tf.zeros_like(parts))
+    is_real = tf.range(entries) < tf.reshape(tf.constant(real), (-1,) + (1,) * (len(parts.shape) - 1))
+    return tf.where(is_real, parts, tf.zeros_like(parts))
 
 
 def _filled(entries: int, per_part: int, size: int) -> list[int]:

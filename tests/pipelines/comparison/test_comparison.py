@@ -21,7 +21,7 @@ from pipelines.comparison.run import (
     SEED,
     ComparedRun,
     compared_run,
-    kept_settings,
+    decisive_settings,
     read_runs,
     save_runs,
 )
@@ -145,8 +145,8 @@ def test_readers_that_give_another_order_are_kept_apart(fabricate: Fabricate) ->
     assert part.differing == ("reader.name",)
     assert {group.settings["reader.name"]: group.seeds for group in part.groups} == {"groundswell": 2, "petastorm": 1}
     told = {"reader.name": "groundswell", "reader.cache_limit_gib": "100.0", "reader.threads": "2"}
-    assert kept_settings(told) == {}, "they are the defaults"
-    assert kept_settings({"reader.cache_limit_gib": "1.0"}) == {"reader.cache_limit_gib": "1.0"}
+    assert decisive_settings(told) == {}, "they are the defaults"
+    assert decisive_settings({"reader.cache_limit_gib": "1.0"}) == {"reader.cache_limit_gib": "1.0"}
 
 
 def test_a_run_that_has_replaced_a_section_is_compared(fabricate: Fabricate, module_mlflow_store: str) -> None:
@@ -324,7 +324,7 @@ def test_a_thinned_history_keeps_the_end_and_the_best(fabricate: Fabricate) -> N
     scores = [0.9 if number == 41 else 0.01 * (1 + number % 5) for number in range(100)]
     losses = [0.1 if number == 70 else 2.0 - 0.01 * number for number in range(100)]  # the lowest of validation too
     fabricate("thin", scores=scores, losses=losses)
-    run = compared_run(*recorded("thin"), "thin", epochs_kept=10)
+    run = compared_run(*recorded("thin"), "thin", history_rows=10)
     assert run.history["epoch"] == [1, 2, 3, 4, 5, 10, 20, 30, 40, 42, 50, 60, 70, 71, 80, 90, 100]
     facts = facts_of(run, "val/top_1")
     assert (facts.best, facts.best_epoch, facts.epochs) == (0.9, 42, 100)
@@ -335,7 +335,7 @@ def test_a_thinned_history_without_validation_tells_as_much_of_the_loss(fabricat
     losses = [2.3, 2.1, *[2.0 if number == 31 else 2.2 + 0.001 * (number % 7) for number in range(98)]]
     fabricate("bare", losses=losses)
     (found,) = recorded("bare")
-    run = compared_run(replace(found, curves={"train/loss": found.curves["train/loss"]}), "bare", epochs_kept=10)
+    run = compared_run(replace(found, curves={"train/loss": found.curves["train/loss"]}), "bare", history_rows=10)
     assert run.history["epoch"] == [1, 10, 20, 30, 34, 40, 50, 60, 70, 80, 90, 100]
     facts = facts_of(run, "train/loss")
     assert (facts.best, facts.best_epoch, facts.trouble) == (2.0, 34, ""), "it ended below its first epoch's"
