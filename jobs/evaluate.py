@@ -61,23 +61,16 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
     config, model_uri = with_absolute_paths(config), model_uri_of(model_uri)
     dataset, settings = Location.at(config.dataset.path), reader_settings(config.reader)
     manifest = read_manifest(dataset)
-    report = config.evaluate.report and absolute_path("evaluate.report", config.evaluate.report)
-    if report is not None:
-        _check_report(Path(report))
+    report = _checked_report(config)
     splits = splits_of(split)
-    # On the validation split itself, thresholds that were tuned on it would look too good.
-    can_tune = VALIDATION_SPLIT in manifest.splits and VALIDATION_SPLIT not in splits
-    tuned = config.evaluate.tune_thresholds and can_tune and manifest.task == "multi_label"
-    sources = [dataset_source(dataset, settings, chosen) for chosen in (splits, *[[VALIDATION_SPLIT]] * tuned)]
+    tuned_on = _splits_to_tune_on(config, manifest, splits)
+    sources = [dataset_source(dataset, settings, chosen) for chosen in (splits, *tuned_on)]
     served = find_model(model_uri)
     model = describe(served)
     check_fits(model, where=str(dataset), task=manifest.task, class_names=manifest.class_names, groups=manifest.groups)
     symmetries = config.evaluate.test_time_augmentation
     check_symmetries(symmetries, model.inputs)
-    metrics = _own_metrics(config)
-    if metrics:
-        check_own_metrics(metrics)
-        try_metrics(metrics, manifest)
+    metrics = _own_metrics(config, manifest)
     file = read_model_file(served)
     with spark_session("groundswell evaluate", config.launch.master, runs_on_connect=True) as spark:
         batch_size, threads = config.training.batch_size_per_worker, config.launch.threads_per_worker
@@ -110,7 +103,11 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
     return Evaluation(measured.metrics, measured.per_class, split=_group(config, name_of(splits)), run=run)
 
 
-def _check_report(report: Path) -> None:
+def _checked_report(config: RunConfig) -> Path | None:
+    """Return the file for a copy of the report, after a check that it can be written; None: there is no copy."""
+    if config.evaluate.report is None:
+        return None
+    report = Path(absolute_path("evaluate.report", config.evaluate.report))
     if not report.parent.is_dir():
         raise ValueError(f"evaluate.report={report}: there is no folder {report.parent}")
     if report.is_dir():
@@ -120,13 +117,21 @@ def _check_report(report: Path) -> None:
     if (report.exists() and not os.access(report, os.W_OK)) or (is_replaced and not os.access(folder, os.W_OK)):
         raise ValueError(f"evaluate.report={report} cannot be written")
     check_outputs(f"evaluate.report={report}", {report: PAGE_MARK})
+    return report
 
 
-def _write_report(report: str | None, page: str) -> str:
+def _splits_to_tune_on(config: RunConfig, manifest: Manifest, splits: Sequence[str]) -> list[list[str]]:
+    """Return the validation split if it tunes thresholds; on this split itself they would look too good."""
+    can_tune = VALIDATION_SPLIT in manifest.splits and VALIDATION_SPLIT not in splits
+    is_tuned = config.evaluate.tune_thresholds and can_tune and manifest.task == "multi_label"
+    return [[VALIDATION_SPLIT]] if is_tuned else []
+
+
+def _write_report(report: Path | None, page: str) -> str:
     """Write the page to the requested file; return why this failed, or an empty text."""
     try:
         if report is not None:
-            write_whole(Path(report), page.encode())
+            write_whole(report, page.encode())
     except OSError as error:
         return str(error.strerror)
     return ""
@@ -148,11 +153,16 @@ def _group(config: RunConfig, name: str) -> str:
     return name if symmetries is None else f"{name}_{symmetries}"
 
 
-def _own_metrics(config: RunConfig) -> dict[str, Metric]:
-    return {
+def _own_metrics(config: RunConfig, manifest: Manifest) -> dict[str, Metric]:
+    """Return the user's own metrics, which were tried on the dataset's classes."""
+    metrics = {
         name: imported_metric(metric.path, metric.settings, setting=f"training.metrics.{name}.path")
         for name, metric in config.training.metrics.items()
     }
+    if metrics:
+        check_own_metrics(config)
+        try_metrics(metrics, manifest)
+    return metrics
 
 
 def _page(

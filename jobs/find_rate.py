@@ -17,7 +17,6 @@ from pipelines.storage.locations import redacted
 from pipelines.tracking.journal.writer import Point, RunWriter, now
 from pipelines.tracking.store import runs, store
 from pipelines.tracking.store.experiments import chosen_experiment
-from pipelines.tracking.store.store import TrackedRun
 from pipelines.training import entry
 from pipelines.training.driver.checks import batch_text, check_dataset
 from pipelines.training.finders.rates import RULE, RangeTest, RatePoint, Suggestion, rising_rates, suggest
@@ -119,7 +118,7 @@ def _run_name(config: RunConfig) -> str:
     return config.tracking.run_name or "range test"
 
 
-def _started(config: RunConfig, manifest: Manifest) -> TrackedRun:
+def _started(config: RunConfig, manifest: Manifest) -> store.TrackedRun:
     """Create a run for the test."""
     tags = {**tags_of("find-rate"), "dataset_fingerprint": manifest.fingerprint}
     facts = dataset_facts(config.dataset.path, manifest)
@@ -128,7 +127,7 @@ def _started(config: RunConfig, manifest: Manifest) -> TrackedRun:
     return runs.start_run(experiment, _run_name(config), parameters, tags, dataset=facts)
 
 
-def _record(run: TrackedRun, test: RangeTest) -> None:
+def _record(run: store.TrackedRun, test: RangeTest) -> None:
     suggestion = suggest(test.points)
     curves: dict[str, list[Point]] = {}
     for step, point in enumerate(test.points):

@@ -26,7 +26,6 @@ from pipelines.storage.locations import redacted
 from pipelines.tracking.journal.local_run import DESCRIPTION_TAG
 from pipelines.tracking.store import runs, store
 from pipelines.tracking.store.recorded import DIVERGED_TAG, PARENT_TAG, TaggedRun, runs_with_tag
-from pipelines.tracking.store.store import TrackedRun
 from pipelines.training.checkpoint.files import list_checkpoints
 from pipelines.training.driver.output import checkpoints_of
 from pipelines.training.driver.run import is_divergence
@@ -37,7 +36,7 @@ _LONGEST_ERROR = 300
 class Grid:
     """Trains the cells of a grid one after the other in one Spark session."""
 
-    def __init__(self, cells: Sequence[PlannedCell], results: ResultsFile, parent: TrackedRun) -> None:
+    def __init__(self, cells: Sequence[PlannedCell], results: ResultsFile, parent: store.TrackedRun) -> None:
         """Take the cells, the file that records the finished ones, and the parent run of the cells' runs."""
         self._cells, self._results, self._parent = cells, results, parent
         self.codes: set[int] = set()
@@ -91,7 +90,7 @@ class Grid:
         for run in found:
             ours = run.tags.get(PARENT_TAG) == self._parent.run_id
             if ours and run.status == "RUNNING" and not _has_checkpoints(run, planned):
-                runs.end_failed_run(TrackedRun(self._parent.uri, run.run_id), "KILLED")
+                runs.end_failed_run(store.TrackedRun(self._parent.uri, run.run_id), "KILLED")
 
     def _left(self, cells: Sequence[PlannedCell]) -> str:
         if not cells:
@@ -178,7 +177,7 @@ def run_grid(cells: Sequence[PlannedCell], results: ResultsFile, name: str, text
         )
 
 
-def _parent(results: ResultsFile, experiment: str, name: str) -> TrackedRun:
+def _parent(results: ResultsFile, experiment: str, name: str) -> store.TrackedRun:
     """Continue the parent run of an earlier process if this store has it; else create one, and record it."""
     known = parent_of(results, experiment)
     if known is not None:

@@ -27,12 +27,12 @@ from pipelines.tracking.models.registry import standing
 from pipelines.tracking.store import store
 from pipelines.tracking.store.experiments import chosen_experiment
 from pipelines.tracking.store.runs import check_store, link_to, page_of
-from pipelines.tracking.store.store import TrackedRun
 from pipelines.training import entry
 from pipelines.training.checkpoint.files import list_checkpoints
 from pipelines.training.driver.checks import check_dataset, check_output, check_resume
 from pipelines.training.driver.output import check_place
 from pipelines.training.driver.run import (
+    DriverRecord,
     is_divergence,
     newest_resumable,
     recorded_run,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 class TrainedRun:
     """A finished training, with the locations of its results."""
 
-    run: TrackedRun
+    run: store.TrackedRun
     summary: TrainingSummary
     folder: Location
     """Checkpoints and logs: a folder or a URL."""
@@ -155,13 +155,7 @@ def train_on(
     check_output(config.training, config.dataset.path)
     display, shortage = TrainingDisplay(), ShortageHint(config)
     with recorded_run(config, manifest, display.tracking, tags) as record:
-        if record.run.is_offline:
-            say(f"run {record.run.run_id}: {_where_records_are(record.place)}")
-        else:
-            say(f"MLflow run {record.run.run_id} in {redacted(record.run.uri)}")
-        _say_sizes(config, manifest)
-        if VALIDATION_SPLIT not in manifest.splits:
-            say("the dataset has no validation split: only the training loss will tell trainings apart")
+        _say_facts(record, config, manifest)
         record.environment(_cluster(spark, config))
         result.run_id = record.run.run_id
 
@@ -204,12 +198,18 @@ def train_on(
     return TrainedRun(record.run, summary, record.place)
 
 
-def _say_sizes(config: RunConfig, manifest: Manifest) -> None:
-    """Say which epochs are trained on smaller images, if there are any."""
+def _say_facts(record: DriverRecord, config: RunConfig, manifest: Manifest) -> None:
+    """Say where the records are, which epochs are trained on smaller images, and whether there is no validation."""
+    if record.run.is_offline:
+        say(f"run {record.run.run_id}: {_where_records_are(record.place)}")
+    else:
+        say(f"MLflow run {record.run.run_id} in {redacted(record.run.uri)}")
     steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
     sizes = described_sizes(trained_sizes(config, manifest, steps))
     if sizes:
         say(f"images of {sizes}; the training step is compiled for each size")
+    if VALIDATION_SPLIT not in manifest.splits:
+        say("the dataset has no validation split: only the training loss will tell trainings apart")
 
 
 def _where_records_are(folder: Location) -> str:
@@ -229,7 +229,7 @@ def _cluster(spark: SparkSession, config: RunConfig) -> dict[str, str | int | No
     }
 
 
-def _remember_checkpoint(result: Result, run: TrackedRun, checkpoints: Location) -> None:
+def _remember_checkpoint(result: Result, run: store.TrackedRun, checkpoints: Location) -> None:
     """Record where an unfinished run can continue, or say that it cannot."""
     existing = list_checkpoints(checkpoints)
     if not existing:
@@ -244,7 +244,7 @@ def may_grow(event: Event) -> bool:
     return isinstance(event, EpochTrained) and not event.is_last
 
 
-def _standing(run: TrackedRun, name: str | None) -> str:
+def _standing(run: store.TrackedRun, name: str | None) -> str:
     """Return the alias of the registered model, or why the registry does not say it."""
     try:
         return "" if name is None else standing(run, name)
