@@ -160,7 +160,7 @@ def _own_metrics(config: RunConfig, manifest: Manifest) -> dict[str, Metric]:
         for name, metric in config.training.metrics.items()
     }
     if metrics:
-        check_own_metrics(config)
+        check_own_metrics(config.training.metrics)
         try_metrics(metrics, manifest)
     return metrics
 

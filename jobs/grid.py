@@ -11,8 +11,7 @@ from typing import Literal
 from pyspark.sql import SparkSession
 
 from conf.schema import RunConfig
-from jobs.grids.cells import PlannedCell, named, plan_cells
-from jobs.grids.grid_records import CELL_TAG, add_unread, ended_run, line_of, parent_of
+from jobs.grids.cells import CELL_TAG, PlannedCell, add_unread, ended_run, line_of, named, parent_of, plan_cells
 from jobs.shell import cli
 from jobs.shell.command import JobsFailedError, Result, exit_code, message_of, say
 from jobs.shell.paths import check_outside_datasets

@@ -17,8 +17,8 @@ import pyarrow as pa
 from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 
-_Item = TypeVar("_Item")
-_Value = TypeVar("_Value")
+Item = TypeVar("Item")
+Value = TypeVar("Value")
 
 
 class SentFile(Protocol):
@@ -76,7 +76,7 @@ class _Artifact:
         """Do nothing, because Spark Connect removes a session's files with the session."""
 
 
-def call_each(spark: SparkSession, items: Sequence[_Item], function: Callable[[_Item], _Value]) -> list[_Value]:
+def call_each(spark: SparkSession, items: Sequence[Item], function: Callable[[Item], Value]) -> list[Value]:
     """Call a function for every item on a session of Spark Connect, each in its own partition."""
     pickled = [(number, cloudpickle.dumps(item)) for number, item in enumerate(items)]
     frame = spark.createDataFrame(pickled, "number long, item binary").repartitionByRange(len(items), "number")

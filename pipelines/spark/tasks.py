@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import TypeVar
 
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
@@ -15,14 +14,12 @@ from pyspark.sql import SparkSession
 from pyspark.util import InheritableThread
 
 from pipelines.machine.versions import check_this_executor, imported_version
-from pipelines.spark.connect import call_each, is_connect
+from pipelines.spark.connect import Item, Value, call_each, is_connect
 from pipelines.storage.folder import Location
 
 ATTEMPTS = 4  # of an item, as Spark's spark.task.maxFailures on a cluster
 _SECONDS_TO_CANCEL = 20.0
 _SECONDS_BETWEEN_LOOKS = 1.0
-_Item = TypeVar("_Item")
-_Value = TypeVar("_Value")
 OWN_VERSION = imported_version()
 """Code version that the driver has imported; executors must run the same code."""
 _WORKER_DIED = "Python worker exited unexpectedly"
@@ -34,15 +31,15 @@ class LostWorkerError(RuntimeError):
 
 def run_tasks(
     spark: SparkSession,
-    items: list[_Item],
-    function: Callable[[_Item], _Value],
+    items: list[Item],
+    function: Callable[[Item], Value],
     *,
     job: str,
     folder: Location,
     files: list[str],
     less_memory: str,
     writes: bool = True,
-) -> list[_Value]:
+) -> list[Value]:
     """Call a function for every item, each in its own task; Ctrl-C cancels the tasks.
 
     Args:
@@ -63,7 +60,7 @@ def run_tasks(
         return []
 
     group = f"groundswell-{job}-{uuid.uuid4().hex}"
-    future: Future[list[_Value]] = Future()
+    future: Future[list[Value]] = Future()
 
     def collect() -> None:
         try:
@@ -92,15 +89,15 @@ def run_tasks(
 
 def run_until_done(
     spark: SparkSession,
-    items: Mapping[str, _Item],
-    function: Callable[[_Item], _Value],
+    items: Mapping[str, Item],
+    function: Callable[[Item], Value],
     *,
-    finished: Callable[[list[str]], dict[str, _Value]],
+    finished: Callable[[list[str]], dict[str, Value]],
     say: Callable[[str], None],
     job: str,
     folder: Location,
     less_memory: str,
-) -> dict[str, _Value]:
+) -> dict[str, Value]:
     """Call a function for every item as `run_tasks` does, and return the values by file.
 
     In local mode Spark does not retry a task, and a dead Python worker ends the job of all tasks. This function then
@@ -120,7 +117,7 @@ def run_until_done(
         LostWorkerError: A Python worker died, on a cluster or in the last attempt.
         RuntimeError: Spark gave up, or its JVM died; the message says why and how to continue.
     """
-    done: dict[str, _Value] = {}
+    done: dict[str, Value] = {}
     for attempt in range(1, ATTEMPTS + 1):
         files = [file for file in items if file not in done]
         waiting = [items[file] for file in files]
@@ -168,11 +165,11 @@ def watched(look: Callable[[], None], *, name: str) -> Iterator[None]:
 
 
 def _call_each(
-    spark: SparkSession, items: list[_Item], function: Callable[[_Item], _Value], group: str, description: str
-) -> list[_Value]:
+    spark: SparkSession, items: list[Item], function: Callable[[Item], Value], group: str, description: str
+) -> list[Value]:
     drivers = OWN_VERSION
 
-    def checked(item: _Item) -> _Value:
+    def checked(item: Item) -> Value:
         check_this_executor(drivers)  # only the driver's code may write shards
         return function(item)
 
@@ -180,7 +177,7 @@ def _call_each(
         spark.addTag(group)
         return call_each(spark, items, checked)
 
-    def task(part: Iterable[_Item]) -> Iterator[_Value]:
+    def task(part: Iterable[Item]) -> Iterator[Value]:
         return map(checked, part)
 
     context = spark.sparkContext

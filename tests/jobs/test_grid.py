@@ -20,7 +20,7 @@ from conf.grid import Cell
 from conf.load import load
 from conf.schema import RunConfig
 from jobs import grid
-from jobs.grids import cells, grid_records
+from jobs.grids import cells
 from jobs.shell import cli
 from jobs.shell.command import INFRASTRUCTURE, USER_ERROR, Result, exit_code
 from pipelines.comparison.grid_results import CellLine, GridLine, cells_of, read_lines
@@ -245,7 +245,7 @@ def test_a_training_that_could_not_be_read_is_added_by_the_next_command(
 
     answers, missing = iter([recorded_training, away, recorded_training]), "1 of 3 cells of results.jsonl are not shown"
     with monkeypatch.context() as patch:
-        patch.setattr(grid_records, "recorded_training", sometimes)
+        patch.setattr(cells, "recorded_training", sometimes)
         assert "no curves of cell 2: no answer from MLflow; the same command adds them" in run(SEEDS)
     before = lines(tmp_path)[1]
     assert before.run is None
@@ -300,7 +300,7 @@ def test_curves_are_not_looked_for_in_another_experiment_than_the_renamed_one(
     run: Run, trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(grid_records, "recorded_training", away)
+        patch.setattr(cells, "recorded_training", away)
         run(SEEDS)
     new = trainer.rename_experiment()
     assert f"set tracking.experiment={new}" in run(SEEDS, code=2)
