@@ -23,7 +23,7 @@ import cloudpickle
 from pipelines.launch.keras_door import hook
 from pipelines.launch.rank import membership
 from pipelines.launch.rank.membership import ORPHAN_EXIT_CODE
-from pipelines.launch.rank.report import StoppedOnRequest, connect, request_stop, send_message
+from pipelines.launch.rank.report import StoppedOnRequest, connect, request_stop, send
 from pipelines.launch.wire.messages import FunctionFailure, FunctionReturned, FunctionStarted
 
 FUNCTION_RAISED_EXIT_CODE = 1
@@ -50,24 +50,23 @@ def main() -> int:
     faulthandler.register(signal.SIGUSR1, faults, all_threads=True)
     signal.signal(signal.SIGTERM, lambda number, frame: request_stop())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
-    connection = Connection(pipe, readable=False)
     header = FunctionHeader(**json.loads(_read()))
     who = "spare: " if header.is_spare else ""
     logging.basicConfig(level=logging.INFO, format=f"{who}%(levelname)s %(name)s: %(message)s")
     os.environ.update(header.environment)
     payload = _read()  # from this rank's own task, which got it from the driver
-    connect(connection)
+    connect(Connection(pipe, readable=False))
     membership.connect(Connection(orders, writable=False), tuple(memory), spare=header.is_spare)
     hook.install()
     try:
         function, args, kwargs = cloudpickle.loads(payload)
-        send_message(connection, FunctionStarted())
+        send(FunctionStarted())
         result = _call(function, args, kwargs)
         if header.wants_result:
             _write_result(result, results)
-        send_message(connection, FunctionReturned())
+        send(FunctionReturned())
     except BaseException as error:
-        send_message(connection, _failure(error))
+        send(_failure(error))
         return FUNCTION_RAISED_EXIT_CODE
     return 0
 

@@ -34,8 +34,7 @@ def report(**fields: Any) -> None:
         ValueError: The message is longer than 4 MiB.
         TypeError: JSON cannot represent a value.
     """
-    if _connection is not None:
-        send_message(_connection, Report(fields))
+    send(Report(fields))
 
 
 def log_to_driver(message: str) -> None:
@@ -47,7 +46,7 @@ def log_to_driver(message: str) -> None:
     if _connection is None:
         print(message, flush=True)  # noqa: T201  outside a rank this process's console is the driver's
     else:
-        send_message(_connection, ShownLine(str(message)))
+        send(ShownLine(str(message)))
 
 
 def step_done() -> None:
@@ -90,9 +89,21 @@ def stop_requested() -> bool:
 
 
 def send(message: RankMessage) -> None:
-    """Write one message to the task that started this process; outside a rank this does nothing."""
-    if _connection is not None:
-        send_message(_connection, message)
+    """Write one message to the task that started this process; outside a rank this does nothing.
+
+    Raises:
+        ValueError: A report or line is longer than 4 MiB.
+    """
+    if _connection is None:
+        return
+    data = encode(message)
+    if isinstance(message, Report | ShownLine) and len(data) > MAXIMUM_REPORT_BYTES:
+        raise ValueError(
+            f"a message of {len(data):,} bytes does not fit the {MAXIMUM_REPORT_BYTES:,} bytes that report() and "
+            "log_to_driver() can send: write it to storage that the driver can read, and report its path"
+        )
+    with _lock:
+        _connection.send_bytes(data)
 
 
 def connect(connection: Connection) -> None:
@@ -104,19 +115,3 @@ def connect(connection: Connection) -> None:
 def request_stop() -> None:
     """Make `stop_requested` return true; the rank's process calls this."""
     _stop_requested.set()
-
-
-def send_message(connection: Connection, message: RankMessage) -> None:
-    """Write one message to the task that started this process.
-
-    Raises:
-        ValueError: A report or line is longer than 4 MiB.
-    """
-    line = encode(message)
-    if isinstance(message, Report | ShownLine) and len(line) > MAXIMUM_REPORT_BYTES:
-        raise ValueError(
-            f"a message of {len(line):,} bytes does not fit the {MAXIMUM_REPORT_BYTES:,} bytes that report() and "
-            "log_to_driver() can send: write it to storage that the driver can read, and report its path"
-        )
-    with _lock:
-        connection.send_bytes(line)
