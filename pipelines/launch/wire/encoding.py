@@ -4,7 +4,7 @@ import json
 from dataclasses import fields, is_dataclass
 from functools import cache
 from types import UnionType
-from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 Kind = TypeVar("Kind")
 
@@ -38,14 +38,6 @@ class MessageKinds(Generic[Kind]):
             raise ValueError(f"{data[:80]!r} is no message of this connection") from error
 
 
-class _FieldType(NamedTuple):
-    """The values that a field may have."""
-
-    classes: tuple[type, ...]
-    message: Any
-    """The dataclass among them; None: there is none."""
-
-
 def _values(message: object) -> dict[str, Any]:
     if not is_dataclass(message):
         raise TypeError(f"Object of type {type(message).__name__} is not JSON serializable")
@@ -55,24 +47,23 @@ def _values(message: object) -> dict[str, Any]:
 _ENCODER = json.JSONEncoder(default=_values)
 
 
-def _build(kind: Any, values: dict[str, Any]) -> Any:
+def _build(kind: type, values: dict[str, Any]) -> Any:
     types, built = _types_of(kind), {}
     for name, value in values.items():
-        classes, message = types[name]
-        built[name] = value if message is None or value is None else _build(message, value)
+        classes = types[name]
+        is_message = isinstance(value, dict) and dict not in classes
+        built[name] = _build(classes[0], value) if is_message else value
         if not isinstance(built[name], classes):
             raise TypeError(f"{name} is a {type(value).__name__}")
     return kind(**built)
 
 
 @cache
-def _types_of(kind: type) -> dict[str, _FieldType]:
-    """Return the types of the fields by name."""
-    hints = get_type_hints(kind)
-    return {field.name: _type_of(hints[field.name]) for field in fields(kind)}
+def _types_of(kind: type) -> dict[str, tuple[type, ...]]:
+    """Return the classes that the value of each field may have; the class of a message comes first."""
+    return {name: _classes(hint) for name, hint in get_type_hints(kind).items()}
 
 
-def _type_of(hint: Any) -> _FieldType:
+def _classes(hint: Any) -> tuple[type, ...]:
     parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    classes = tuple(get_origin(part) or part for part in parts)
-    return _FieldType(classes, next(filter(is_dataclass, classes), None))
+    return tuple(get_origin(part) or part for part in parts)

@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,7 +43,7 @@ def _without_spark(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("pipelines.spark.tasks.run_tasks", run)
     monkeypatch.setattr("pipelines.spark.tasks.is_local_mode", lambda spark: True)
     monkeypatch.setattr(job, "is_local_mode", lambda spark: True)
-    monkeypatch.setattr(job, "send", lambda spark, file: SimpleNamespace(value=file, destroy=lambda: None))
+    monkeypatch.setattr(job, "sent", lambda spark, file: nullcontext(SimpleNamespace(value=file)))
     yield
     predictor.forget()
 
