@@ -13,7 +13,7 @@ from jobs.shell.paths import check_outputs
 from pipelines.comparison.facts import chosen_metric
 from pipelines.comparison.grid_results import cells_of, read_lines, runs_of
 from pipelines.comparison.groups import DatasetGroups, default_target, parts_of
-from pipelines.comparison.page import comparison_page, curves_of, html_of, notes_of, table_of
+from pipelines.comparison.page import comparison_page, curves_of, html_of, notes_of
 from pipelines.comparison.run import (
     CURVE_GROUPS,
     CURVES,
@@ -90,8 +90,10 @@ class Comparison:
 
     @property
     def table(self) -> "pandas.DataFrame":
-        """A row per group of trainings that differ only in their seed."""
-        return table_of(self.parts, self.metric, self.targets)
+        """A row per group of trainings that differ only in their seed, with full numbers as in `table.csv`."""
+        import pandas
+
+        return pandas.DataFrame(table_rows(self.parts, self.metric, self.targets))
 
     def plot(self) -> "Figure":
         """Plot the metric of every training by samples seen and by time."""

@@ -52,8 +52,6 @@ class PadCropConfig(AugmentationBase):
 class ImportedAugmentationConfig(Imported, AugmentationBase):
     """Your own function from images and seeds to images."""
 
-    name: Literal["import"] = "import"
-
 
 AugmentationConfig = Annotated[
     NoAugmentationConfig | FlipsConfig | DihedralConfig | PadCropConfig | ImportedAugmentationConfig,

@@ -391,8 +391,6 @@ class ParameterServerConfig(ModeSettings):
 class ImportedModeConfig(Imported):
     """Your own training mode."""
 
-    name: Literal["import"] = "import"
-
     @property
     def declaration(self) -> ModeDeclaration:
         """The declaration at the path, created with the settings.

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -88,6 +88,7 @@ ImportPath = Annotated[str, AfterValidator(_check_form)]
 class Imported(NamedSection):
     """A part by import path. Every worker needs its module: installed, on PYTHONPATH, or with --py-files."""
 
+    name: Literal["import"] = "import"
     path: ImportPath
     """What to import, `package.module:object`; this runs the module's code on driver and workers."""
     settings: dict[str, Any] = Field(default={})

@@ -18,16 +18,12 @@ class CrossEntropyConfig(NamedSection):
 class ImportedLossConfig(Imported):
     """Your own function, or one of Keras, from targets and logits to one loss per sample."""
 
-    name: Literal["import"] = "import"
-
 
 LossConfig = Annotated[CrossEntropyConfig | ImportedLossConfig, Field(discriminator="name")]
 
 
 class MetricConfig(Imported):
     """A function from targets and probabilities to a number, as in scikit-learn; higher is better."""
-
-    name: Literal["import"] = "import"
 
 
 class SelectionConfig(Section):

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from pipelines.comparison import figures
 from pipelines.comparison.groups import DatasetGroups, best_group, default_target
 from pipelines.comparison.run import SCORES, ComparedRun
-from pipelines.comparison.tables import differing_rows, recipe_rows, score_text, table_rows, target_rows
+from pipelines.comparison.tables import differing_rows, recipe_rows, score_text, target_rows
 from pipelines.dataset.report.figures import Colors, Plot
 from pipelines.dataset.report.html import render
 from pipelines.dataset.report.tables import shorten
@@ -19,7 +19,7 @@ from pipelines.machine.cell_figure import CellFigure
 from pipelines.tracking.metrics import is_lower_better
 
 if TYPE_CHECKING:
-    import pandas
+    pass
 
 _LONG = 120
 _CURVES = {
@@ -167,13 +167,6 @@ def _two_widths(draw: Callable[[int], Plot]) -> dict[str, Plot]:
 
 def _name(part: DatasetGroups) -> str:
     return f"{part.archive} {part.dataset[:12]}".strip() or "not recorded"
-
-
-def table_of(parts: Sequence[DatasetGroups], metric: str, targets: Sequence[float | None]) -> "pandas.DataFrame":
-    """Return a row per group with full numbers, as in `table.csv`."""
-    import pandas
-
-    return pandas.DataFrame(table_rows(parts, metric, targets))
 
 
 def curves_of(parts: Sequence[DatasetGroups], metric: str) -> CellFigure:
