@@ -6,6 +6,8 @@ from functools import cache
 from types import UnionType
 from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
+MAXIMUM_MESSAGE_BYTES = (1 << 22) + (1 << 12)
+"""Limit to the bytes of an encoded message."""
 Kind = TypeVar("Kind")
 
 

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.launch.wire.encoding import MessageKinds
-from pipelines.launch.wire.transport import MAXIMUM_MESSAGE_BYTES
+from pipelines.launch.wire.encoding import MAXIMUM_MESSAGE_BYTES, MessageKinds
 
 JsonObject = dict[str, Any]
 """The report of a user's function: keyword arguments that `json` can write."""

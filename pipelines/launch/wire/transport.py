@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 
+from pipelines.launch.wire.encoding import MAXIMUM_MESSAGE_BYTES
+
 HANDSHAKE_SECONDS = 5.0
 """Seconds to connect, and seconds that one end waits for the other end's proof."""
 SECRET_BYTES = 32
 MAXIMUM_STRANGERS = 256
 """Limit to connections that have not proved the secret yet; newer ones replace older ones."""
-MAXIMUM_MESSAGE_BYTES = (1 << 22) + (1 << 12)
 _LENGTHS = struct.Struct("!IQ")
 """The head of a frame: number of bytes of its message and of its data."""
 _PARTS_AT_ONCE = 512
@@ -45,7 +46,6 @@ class FrameConnection:
             maximum_data_bytes: Limit to the data of a received frame.
         """
         self._socket, self._maximum_data_bytes = connection, maximum_data_bytes
-        self._reader = connection.makefile("rb")
         self._data = bytearray()
 
     def accept_proof(self, secret: bytes) -> bool:
@@ -97,14 +97,11 @@ class FrameConnection:
             ValueError: The frame is larger than allowed.
         """
         message_bytes, data_bytes = _LENGTHS.unpack(self._exactly(_LENGTHS.size))
-        if message_bytes > MAXIMUM_MESSAGE_BYTES or data_bytes > self._maximum_data_bytes:
-            raise ValueError(f"a frame of {message_bytes:,} and {data_bytes:,} bytes is larger than allowed")
-        message = self._exactly(message_bytes)
-        if len(self._data) < data_bytes:
+        message = self._exactly(_within(message_bytes, MAXIMUM_MESSAGE_BYTES))
+        if len(self._data) < _within(data_bytes, self._maximum_data_bytes):
             self._data = bytearray(data_bytes)
         data = memoryview(self._data)[:data_bytes]
-        if self._reader.readinto(data) < data_bytes:
-            raise ConnectionError("the other end hung up")
+        self._fill(data)
         return message, data
 
     def settimeout(self, seconds: float | None) -> None:
@@ -117,14 +114,25 @@ class FrameConnection:
 
     def close(self) -> None:
         """Free the socket; no other thread uses it any more."""
-        self._reader.close()
         self._socket.close()
 
     def _exactly(self, size: int) -> bytes:
-        data = self._reader.read(size)
-        if len(data) < size:
-            raise ConnectionError("the other end hung up")
-        return data
+        data = bytearray(size)
+        self._fill(memoryview(data))
+        return bytes(data)
+
+    def _fill(self, data: memoryview) -> None:
+        while data:
+            received = self._socket.recv_into(data, 0, socket.MSG_WAITALL)
+            if not received:
+                raise ConnectionError("the other end hung up")
+            data = data[received:]
+
+
+def _within(size: int, maximum: int) -> int:
+    if size > maximum:
+        raise ValueError(f"a part of a frame has {size:,} bytes, and {maximum:,} are allowed")
+    return size
 
 
 class ConnectionServer:
