@@ -23,15 +23,15 @@ class JoinRounds:
         self._size, self._open_rendezvous = size, open_rendezvous
         self._ready: dict[int, int] = {}
         self._waits_since: float | None = None
-        self._fallen: dict[int, Outcome] = {}
+        self._deaths: dict[int, Outcome] = {}
         self._progress = -1
         self._without_progress = 0
         self._rounds = 0
 
     @property
-    def fallen(self) -> list[Outcome]:
+    def deaths(self) -> list[Outcome]:
         """The ranks whose process died after the last join, in order; their spares have not joined yet."""
-        return list(self._fallen.values())
+        return list(self._deaths.values())
 
     def is_replaced(self, task: int, outcome: Outcome) -> bool:
         """Record the death of a rank's process; return whether its spare may take over.
@@ -40,8 +40,8 @@ class JoinRounds:
         over either if ranks died three times in a row without progress: they would die again. Ranks that die together
         count once. A rank that dies again before it has joined counts again.
         """
-        self._without_progress += not self._fallen or task in self._fallen
-        self._fallen[task] = outcome
+        self._without_progress += not self._deaths or task in self._deaths
+        self._deaths[task] = outcome
         self._ready.pop(task, None)
         if not self._rounds or self._without_progress > _MOST_WITHOUT_PROGRESS:
             return False
@@ -58,7 +58,7 @@ class JoinRounds:
         """
         if joins < self._rounds:
             # The process died before it received the order to join: the spare takes that order.
-            self._fallen.pop(task, None)
+            self._deaths.pop(task, None)
             return None
         self._waits_since = self._waits_since or time.monotonic()
         self._ready[task] = progress
@@ -68,7 +68,7 @@ class JoinRounds:
         if furthest > self._progress:
             self._progress, self._without_progress = furthest, 0
         self._ready.clear()
-        self._fallen.clear()
+        self._deaths.clear()
         self._waits_since = None
         self._rounds += 1
         return self._open_rendezvous()

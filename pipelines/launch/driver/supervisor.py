@@ -147,7 +147,7 @@ class Supervisor:
             self._look_for_late()
             self._pass_stop_on()
             if "finished" in self._members.status().ends:
-                self._members.end_before(self._joining.fallen)  # a spare would wait forever for a finished rank
+                self._members.end_before(self._joining.deaths)  # a spare would wait forever for a finished rank
                 self._end_waiting()
             match self._members.status().state(tasks_ended=tasks_ended):
                 case "failed":
@@ -351,7 +351,7 @@ class Supervisor:
     def _settle(self) -> None:
         """Wait for the cause and the consequences of the first failure, then stop the remaining ranks."""
         # Ranks that were replaced died before the event that ended the attempt: their death may have caused it.
-        self._members.end_before(self._joining.fallen)
+        self._members.end_before(self._joining.deaths)
         status = self._members.status()
         if status.waits_for_cause:
             self._take_until(_CAUSE_SECONDS, lambda: not self._members.open or self._members.status().is_caused)

@@ -22,9 +22,9 @@ LARGEST = 1 << 24
 class Echo:
     """A server that sends each frame back."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "echo") -> None:
         self.served: queue.Queue[FrameConnection] = queue.Queue()
-        self.server = ConnectionServer("127.0.0.1", SECRET, self.serve, maximum_data_bytes=LARGEST, name="echo")
+        self.server = ConnectionServer("127.0.0.1", SECRET, self.serve, maximum_data_bytes=LARGEST, name=name)
 
     def serve(self, connection: FrameConnection) -> None:
         self.served.put(connection)
@@ -124,17 +124,20 @@ def test_silent_strangers_keep_nobody_out(echo: Echo, monkeypatch: pytest.Monkey
         wait_until(lambda: echo.server.refused >= 15)
 
 
-def test_a_closed_server_hangs_up_and_its_threads_end(echo: Echo) -> None:
-    before = threading.active_count()
+def test_a_closed_server_hangs_up_and_its_threads_end() -> None:
+    def threads() -> int:
+        return sum(thread.name == "closed server" for thread in threading.enumerate())
+
+    echo = Echo("closed server")
     with closing(echo.connect()) as connection, socket.create_connection(("127.0.0.1", echo.server.port)) as stranger:
         echo.served.get(timeout=patient(20))
-        wait_until(lambda: threading.active_count() == before + 2)
+        wait_until(lambda: threads() == 3)  # one listens, and one serves each connection
         echo.server.close()
         with pytest.raises(ConnectionError):
             connection.receive()
         stranger.settimeout(patient(20))
         while stranger.recv(64):
             time.sleep(0.01)
-    wait_until(lambda: threading.active_count() == before - 1)  # the thread that listens has ended too
+    wait_until(lambda: threads() == 0)
     with pytest.raises(OSError, match="refused"):
         echo.connect()
