@@ -5,6 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from conf.schema import RunConfig
+from conf.sections.optimizers import SGDConfig
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.storage.folder import Location
 from pipelines.training.checkpoint.state import TrainingState
@@ -94,7 +95,7 @@ def check_same_training(
     if "float16" in (before, after):  # only half floats have a loss scale
         fixed.append(("training.precision", before, after))
     name = "optimizer.momentum"
-    if now["optimizer.name"] == "sgd" and "0.0" in (then.get(name), now[name]):
+    if now["optimizer.name"] == SGDConfig.default("name") and "0.0" in (then.get(name), now[name]):
         fixed.append((name, then.get(name, now[name]), now[name]))  # without momentum it has no variable, as LARS has
     differences = [f"{name} was {before}, is {after}" for name, before, after in fixed if before != after]
     if differences:
