@@ -216,7 +216,7 @@ def test_a_codec_that_overflows_stops_the_step_before_its_update(
     ):
         one_epoch(6, step, 0, optimizer=optimizer, saver=EveryStep(1))
     path, state = newest_state(Location.at(tmp_path))
-    with np.load(path) as saved:  # the weights are those of the step before
+    with np.load(path.path) as saved:  # the weights are those of the step before
         (kernel,) = [saved[name] for name in saved.files if name.endswith("kernel")]
     np.testing.assert_array_equal(kernel, model.trainable_variables[0])
     assert (state.step, list(tmp_path.glob("*00000003*"))) == (2, [])
