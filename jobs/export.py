@@ -11,8 +11,8 @@ from pipelines.machine.packages import MODEL, require
 from pipelines.storage.folder import Location
 from pipelines.tracking.journal.local_run import read_local_run
 from pipelines.tracking.store.store import TrackedRun, tracking_uri
-from pipelines.training.driver.held_run import held_run
 from pipelines.training.driver.output import CHECKPOINTS, local_records
+from pipelines.training.driver.run_lock import locked_run
 
 
 def log_model_of(
@@ -42,7 +42,7 @@ def export_model(place: Location, checkpoint: Location | None = None) -> str:
         raise ValueError(
             f"there is no run {place.name} under {place.parent}: give the training.output of the run by --output"
         )
-    with held_run(place):
+    with locked_run(place):
         folder = local_records(place)
         local = read_local_run(folder)
         if local is not None and not local.is_stored:

@@ -13,8 +13,8 @@ from pipelines.tracking.journal.local_run import RunHeldError
 from pipelines.tracking.journal.sync import Synced, sync, unsynced
 from pipelines.tracking.store.runs import check_store
 from pipelines.tracking.store.store import tracking_uri
-from pipelines.training.driver.held_run import held_run
 from pipelines.training.driver.remote_runs import sync_behind, unsynced_behind
+from pipelines.training.driver.run_lock import locked_run
 
 
 def sync_runs(output: Location, run_id: str | None, result: Result) -> list[Synced]:
@@ -59,7 +59,7 @@ def sync_runs(output: Location, run_id: str | None, result: Result) -> list[Sync
 
 def _written(place: Location) -> Synced:
     if place.is_local:
-        return sync(place.path, log_model_of, hold=lambda _: held_run(place))
+        return sync(place.path, log_model_of, hold=lambda _: locked_run(place))
     return sync_behind(place, log_model_of)
 
 

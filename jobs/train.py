@@ -30,9 +30,9 @@ from pipelines.tracking.store.runs import check_store, link_to, page_of
 from pipelines.training import entry
 from pipelines.training.checkpoint.files import list_checkpoints
 from pipelines.training.driver.checks import check_dataset, check_output, check_resume
-from pipelines.training.driver.output import check_place
+from pipelines.training.driver.output import check_output_location
 from pipelines.training.driver.run import (
-    DriverRecord,
+    DriverRecorder,
     is_divergence,
     newest_resumable,
     recorded_run,
@@ -111,7 +111,7 @@ def train(config: RunConfig, result: Result | None = None) -> TrainedRun:
     config = with_absolute_paths(config)
     result.dataset = config.dataset.path
     manifest = check_dataset(config)
-    check_place(config.training.output, config.dataset.path)
+    check_output_location(config.training.output, config.dataset.path)
     chosen, config = config, with_stored_run(with_run_to_resume(config))
     if config == chosen and not config.tracking.offline:  # otherwise the store has just answered
         check_store(experiment_of_new_run(config))  # before Spark, which takes seconds to start
@@ -195,13 +195,13 @@ def train_on(
         summary.checkpoint,
         summary.history[summary.model_epoch - 1],
     )
-    return TrainedRun(record.run, summary, record.place)
+    return TrainedRun(record.run, summary, record.location)
 
 
-def _say_facts(record: DriverRecord, config: RunConfig, manifest: Manifest) -> None:
+def _say_facts(record: DriverRecorder, config: RunConfig, manifest: Manifest) -> None:
     """Say where the records are, which epochs are trained on smaller images, and whether there is no validation."""
     if record.run.is_offline:
-        say(f"run {record.run.run_id}: {_where_records_are(record.place)}")
+        say(f"run {record.run.run_id}: {_where_records_are(record.location)}")
     else:
         say(f"MLflow run {record.run.run_id} in {redacted(record.run.uri)}")
     steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)

@@ -11,7 +11,7 @@ from pipelines.training.checkpoint.checkpoints import REMEDY, Checkpoints
 from pipelines.training.checkpoint.recovery import Recovery
 from pipelines.training.checkpoint.selection import is_over
 from pipelines.training.checkpoint.state import TrainingState
-from pipelines.training.rank import Rank
+from pipelines.training.rank_training import RankTraining
 from pipelines.training.ranks.collective import HorovodCollective
 from pipelines.training.ranks.events import EpochTrained, StepTrained, tell
 from pipelines.training.ranks.gathering import gather_json
@@ -19,14 +19,14 @@ from pipelines.training.ranks.results import Evaluation
 from pipelines.training.record.epoch_metrics import epoch_metrics, totals_after
 from pipelines.training.record.observer import StepMeasurements, gather_phases
 from pipelines.training.record.phases import line_of
-from pipelines.training.record.record import Record
-from pipelines.training.setup.parts import make_inputs
+from pipelines.training.record.run_recorder import RunRecorder
+from pipelines.training.setup.rank_setup import make_inputs
 from pipelines.training.step.loop import EpochResult, LossTotal, Progress, StepHooks, train_epoch
 from pipelines.training.tracing.tracer import StepTracer
 
 
 @dataclass(frozen=True)
-class Place:
+class EpochStart:
     """The epoch that is trained, and the part of it that was done before this attempt."""
 
     epoch: int
@@ -63,88 +63,88 @@ class Place:
 
 
 @dataclass(frozen=True)
-class EpochKeeper:
+class InMemorySaver:
     """Writes in-memory checkpoints inside an epoch and after its last step; see `StepSaver`."""
 
     recovery: Recovery
     initial: TrainingState
     measurements: StepMeasurements
     history: list[dict[str, float]]
-    place: Place
+    epoch_start: EpochStart
 
     def is_due(self, step: int) -> bool:
         """Return whether an in-memory checkpoint is due after `step` optimizer steps; the same on every rank."""
-        return step % self.recovery.every_steps == 0 or step % self.place.steps == 0
+        return step % self.recovery.every_steps == 0 or step % self.epoch_start.steps == 0
 
     def save(self, step: int, losses: LossTotal, seconds: float) -> None:
         """Write the state of an unfinished epoch."""
         state = replace(
             self.initial,
-            epochs_done=self.place.epoch,
+            epochs_done=self.epoch_start.epoch,
             step=step,
             history=self.history,
             loss_sum=losses.sum,
             loss_count=losses.count,
-            epoch_seconds=self.place.earlier_seconds + seconds,
-            epoch_payload_bytes=self.place.earlier_payload_bytes + self.measurements.payload_bytes,
+            epoch_seconds=self.epoch_start.earlier_seconds + seconds,
+            epoch_payload_bytes=self.epoch_start.earlier_payload_bytes + self.measurements.payload_bytes,
         )
-        self.recovery.keep(state)
+        self.recovery.save(state)
 
     def close_epoch(self) -> None:
         """Write the state after the epoch."""
-        epochs = self.place.epoch + 1
-        state = replace(self.initial, epochs_done=epochs, step=epochs * self.place.steps, history=self.history)
-        self.recovery.keep(state)
+        epochs = self.epoch_start.epoch + 1
+        state = replace(self.initial, epochs_done=epochs, step=epochs * self.epoch_start.steps, history=self.history)
+        self.recovery.save(state)
 
 
 @dataclass(frozen=True)
-class EpochSaver:
+class CheckpointSaver:
     """Writes checkpoints inside an epoch; the checkpoint at its end is written after the evaluation."""
 
     checkpoints: Checkpoints
     come_together: Callable[[], None]
     """See `Mode.come_together`."""
-    record: Record | None
+    recorder: RunRecorder | None
     measurements: StepMeasurements
     history: list[dict[str, float]]
-    place: Place
+    epoch_start: EpochStart
     every_steps: int | None
 
     def is_due(self, step: int) -> bool:
         """Return whether the setting asks for a checkpoint after `step` optimizer steps."""
-        return self.every_steps is not None and step % self.every_steps == 0 and step % self.place.steps != 0
+        return self.every_steps is not None and step % self.every_steps == 0 and step % self.epoch_start.steps != 0
 
     def save(self, step: int, losses: LossTotal, seconds: float) -> None:
         """Write a checkpoint of an unfinished epoch; every rank makes the same call."""
         # A checkpoint holds one set of moving statistics. Training continues with it here, as after a resume.
         self.come_together()
         everyones = losses.over_ranks(self.checkpoints.collective)
-        if self.record is not None:
-            self.record.write_steps(step)
+        if self.recorder is not None:
+            self.recorder.write_steps(step)
         self.checkpoints.save(
-            epochs_done=self.place.epoch,
+            epochs_done=self.epoch_start.epoch,
             step=step,
             history=self.history,
             loss_sum=everyones.sum,
             loss_count=everyones.count,
-            epoch_seconds=self.place.earlier_seconds + seconds,
-            epoch_payload_bytes=self.place.earlier_payload_bytes + self.measurements.payload_bytes,
+            epoch_seconds=self.epoch_start.earlier_seconds + seconds,
+            epoch_payload_bytes=self.epoch_start.earlier_payload_bytes + self.measurements.payload_bytes,
         )
-        if self.record is not None:
-            self.record.hold(step)
+        if self.recorder is not None:
+            self.recorder.release(step)
 
 
-def make_progress_report(collective: HorovodCollective, place: Place) -> Callable[[Progress], None]:
+def make_progress_report(collective: HorovodCollective, epoch_start: EpochStart) -> Callable[[Progress], None]:
     """Return the function that reports rank 0's progress to the driver; other ranks send a sign of life."""
 
     def report_progress(progress: Progress) -> None:
         if collective.rank == 0:
             tell(
                 StepTrained(
-                    epoch=place.epoch + 1,
-                    epochs=place.epochs,
-                    step=place.start_step + progress.step,
-                    steps=place.steps,
+                    epoch=epoch_start.epoch + 1,
+                    epochs=epoch_start.epochs,
+                    step=epoch_start.start_step + progress.step,
+                    steps=epoch_start.steps,
                     loss=progress.loss,
                     images_per_second=progress.images_per_second,
                 )
@@ -157,33 +157,33 @@ def make_progress_report(collective: HorovodCollective, place: Place) -> Callabl
 
 @dataclass(frozen=True)
 class Epochs:
-    """The epochs of one run on this rank: training, validation, record, checkpoint."""
+    """The epochs of one run on this rank: training, validation, recording, checkpoint."""
 
-    rank: Rank
-    record: Record | None
-    """The record of the run; None on all ranks but 0."""
+    rank: RankTraining
+    recorder: RunRecorder | None
+    """Records the run; None on all ranks but 0."""
     measurements: StepMeasurements
     sampler: SystemSampler | None
     tracer: StepTracer | None
-    before_step: Callable[[Rank, int], None] = lambda rank, step: None
+    before_step: Callable[[RankTraining, int], None] = lambda rank, step: None
     """Called before each optimizer step with this rank and the number of completed steps."""
 
     def train(self, start: TrainingState) -> list[dict[str, float]]:
         """Train the remaining epochs and return the history, which is complete on rank 0 only."""
         history = list(start.history)
-        epochs, steps = self.rank.training.epochs, self.rank.steps
+        epochs, steps = self.rank.training.epochs, self.rank.plan.steps
         has_trained, began = False, time.perf_counter()
         for epoch in range(start.epochs_done, epochs):
             if self._is_over(history):
                 break
-            if self._may_stop_before(epoch, start) and self.rank.stop.is_requested_now():
+            if self._may_stop_before(epoch, start) and self.rank.step_parts.stop.is_requested_now():
                 raise StoppedOnRequest(f"stopped after step {max(self._step_of_all(start), epoch * steps)}")
-            has_trained, began = True, self._train_one(Place(epoch, epochs, steps, start), history, began)
+            has_trained, began = True, self._train_one(EpochStart(epoch, epochs, steps, start), history, began)
         # A checkpoint inside an epoch has no evaluation. Training stopped there because an earlier epoch was the best.
         if not has_trained and start.step == start.epochs_done * steps:
             evaluations = self._validate(start.step)
-            if self.record is not None:
-                self.record.draw_again(history, evaluations, step=start.step)
+            if self.recorder is not None:
+                self.recorder.draw_again(history, evaluations, step=start.step)
         if self.tracer is not None:
             self.tracer.finish()
         return history
@@ -194,7 +194,7 @@ class Epochs:
         In-memory checkpoints inside an epoch do not count. The ranks then take one more step, stop together and write a
         checkpoint.
         """
-        return self.rank.recovery is None or self._step_of_all(start) <= epoch * self.rank.steps
+        return self.rank.recovery is None or self._step_of_all(start) <= epoch * self.rank.plan.steps
 
     def _step_of_all(self, start: TrainingState) -> int:
         """Return the step at which the ranks last came together; in place, a rank may continue from a later step."""
@@ -205,7 +205,7 @@ class Epochs:
         if selection.patience is None:
             return False
         # Only rank 0 has the history of an earlier attempt.
-        return bool(self.rank.parts.collective.broadcast_number(int(is_over(history, selection))))
+        return bool(self.rank.setup.collective.broadcast_number(int(is_over(history, selection))))
 
     def _validate(self, step: int) -> Mapping[str, Evaluation]:
         """Validate after `step` optimizer steps; the error names the step if the predictions are not finite."""
@@ -214,74 +214,80 @@ class Epochs:
         except FloatingPointError as error:
             raise FloatingPointError(f"{error} in validation after step {step}: {REMEDY}") from None
 
-    def _changes_size(self, place: Place) -> bool:
+    def _changes_size(self, epoch_start: EpochStart) -> bool:
         """Return whether this process trained the previous epoch with images of another size."""
-        sizes = self.rank.sizes
-        return not place.is_first and sizes[place.epoch] != sizes[place.epoch - 1]
+        sizes = self.rank.plan.sizes
+        return not epoch_start.is_first and sizes[epoch_start.epoch] != sizes[epoch_start.epoch - 1]
 
-    def _train_one(self, place: Place, history: list[dict[str, float]], began: float) -> float:
+    def _train_one(self, epoch_start: EpochStart, history: list[dict[str, float]], began: float) -> float:
         """Train and validate one epoch, timed from `began`; return the time at which the next epoch begins."""
-        rank, collective = self.rank, self.rank.parts.collective
-        end, keeper = (place.epoch + 1) * rank.steps, None
+        rank, collective = self.rank, self.rank.setup.collective
+        end, in_memory_saver = (epoch_start.epoch + 1) * rank.plan.steps, None
         if rank.recovery is not None:
-            keeper = EpochKeeper(rank.recovery, rank.checkpoints.initial, self.measurements, history, place)
-        changes_size = self._changes_size(place)
-        if changes_size and self.record is not None:
-            self.record.expect_compiling()
-        trained = self._train_steps(place, history, keeper)
+            in_memory_saver = InMemorySaver(
+                rank.recovery, rank.checkpoints.initial, self.measurements, history, epoch_start
+            )
+        changes_size = self._changes_size(epoch_start)
+        if changes_size and self.recorder is not None:
+            self.recorder.expect_compiling()
+        trained = self._train_steps(epoch_start, history, in_memory_saver)
         rank.mode.come_together()
         evaluations = self._validate(end)
-        payload_bytes = place.earlier_payload_bytes + self.measurements.payload_bytes
+        payload_bytes = epoch_start.earlier_payload_bytes + self.measurements.payload_bytes
         measured = self.measurements.take(trained)
         phases = gather_phases(measured, collective)
         samples = gather_json(self.sampler.take() if self.sampler else [], collective)
         ended = time.perf_counter()
         totals = totals_after(
             history,
-            steps=rank.steps,
-            global_batch_size=rank.global_batch_size,
+            steps=rank.plan.steps,
+            global_batch_size=rank.plan.global_batch_size,
             payload_bytes=payload_bytes,
-            seconds=place.earlier_seconds + ended - began,
-            compile_seconds=trained.compile_seconds if place.is_first or changes_size else 0.0,
+            seconds=epoch_start.earlier_seconds + ended - began,
+            compile_seconds=trained.compile_seconds if epoch_start.is_first or changes_size else 0.0,
         )
-        size, own = rank.sizes[place.epoch], rank.mode.figures()
-        history.append(epoch_metrics(trained, phases, evaluations, rank.loss_scale, totals, size=size, of_mode=own))
-        if self.record is not None:
+        size, own = rank.plan.sizes[epoch_start.epoch], rank.mode.figures()
+        history.append(
+            epoch_metrics(trained, phases, evaluations, rank.step_parts.loss_scale, totals, size=size, of_mode=own)
+        )
+        if self.recorder is not None:
             timed = phases if trained.measured_steps else None
-            self.record.write_epoch(history, evaluations, timed, step=end, samples=samples)
-            number, where = place.epoch + 1, line_of(timed) if timed else ""
-            is_last = number == place.epochs or is_over(history, rank.training.selection)
+            self.recorder.write_epoch(history, evaluations, timed, step=end, samples=samples)
+            number, where = epoch_start.epoch + 1, line_of(timed) if timed else ""
+            is_last = number == epoch_start.epochs or is_over(history, rank.training.selection)
             last = history[-1]
-            tell(EpochTrained(epoch=number, epochs=place.epochs, metrics=last, where=where, is_last=is_last))
+            tell(EpochTrained(epoch=number, epochs=epoch_start.epochs, metrics=last, where=where, is_last=is_last))
         # Last: an epoch with a checkpoint was recorded and reported to the driver.
-        rank.checkpoints.save(epochs_done=place.epoch + 1, step=end, history=history, evaluations=evaluations)
-        if self.record is not None:
-            self.record.hold(end)
-        if keeper is not None:
-            keeper.close_epoch()
+        rank.checkpoints.save(epochs_done=epoch_start.epoch + 1, step=end, history=history, evaluations=evaluations)
+        if self.recorder is not None:
+            self.recorder.release(end)
+        if in_memory_saver is not None:
+            in_memory_saver.close_epoch()
         return ended
 
-    def _train_steps(self, place: Place, history: list[dict[str, float]], keeper: EpochKeeper | None) -> EpochResult:
+    def _train_steps(
+        self, epoch_start: EpochStart, history: list[dict[str, float]], in_memory_saver: InMemorySaver | None
+    ) -> EpochResult:
         """Train the remaining steps of one epoch."""
-        rank, training, model = self.rank, self.rank.training, self.rank.parts.model
+        rank, training, model = self.rank, self.rank.training, self.rank.setup.model
         every = training.checkpoint_every_steps
-        saver = EpochSaver(
-            rank.checkpoints, rank.mode.come_together, self.record, self.measurements, history, place, every
+        saver = CheckpointSaver(
+            rank.checkpoints, rank.mode.come_together, self.recorder, self.measurements, history, epoch_start, every
         )
-        batches, trainer = rank.data.batches_of(place.epoch, place.start_step), rank.trainer
+        batches, trainer = rank.data.batches_of(epoch_start.epoch, epoch_start.start_step), rank.trainer
         if self.tracer is not None:
             batches, trainer = self.tracer.of_batches(batches), self.tracer.of_trainer(trainer)
         return train_epoch(
             batches,
             trainer,
-            first_step=place.epoch * rank.steps + place.start_step,
-            earlier=place.earlier,
-            inputs_of=make_inputs(training, model, place.epoch, rank.sizes[place.epoch]),
+            first_step=epoch_start.epoch * rank.plan.steps + epoch_start.start_step,
+            earlier=epoch_start.earlier,
+            inputs_of=make_inputs(training, model, epoch_start.epoch, rank.plan.sizes[epoch_start.epoch]),
             hooks=StepHooks(
                 before=functools.partial(self.before_step, rank),
                 observer=self.measurements,
                 saver=saver if rank.data.resumes_within_epoch else None,
-                keeper=keeper,
-                report=make_progress_report(rank.parts.collective, place),
+                in_memory_saver=in_memory_saver,
+                report=make_progress_report(rank.setup.collective, epoch_start),
             ),
         )

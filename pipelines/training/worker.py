@@ -17,7 +17,7 @@ from pipelines.tracking.models.models import averaged_model_uri
 from pipelines.tracking.store.environment import host_facts
 from pipelines.tracking.store.store import TrackedRun
 from pipelines.training.checkpoint.checkpoints import Checkpoints
-from pipelines.training.checkpoint.kept_state import KeptRows
+from pipelines.training.checkpoint.in_memory import InMemoryRows
 from pipelines.training.checkpoint.recovery import is_lost_peer
 from pipelines.training.checkpoint.selection import best_of, described
 from pipelines.training.checkpoint.state import TrainingState, newest_step
@@ -25,12 +25,12 @@ from pipelines.training.driver.export import log_trained
 from pipelines.training.epochs import Epochs
 from pipelines.training.evaluation.validation import validation_images
 from pipelines.training.memory.shortage import Shortage, shortage_explained
-from pipelines.training.rank import Rank, make_rank
+from pipelines.training.rank_training import RankTraining, make_rank_training
 from pipelines.training.ranks.events import Compiling, tell
 from pipelines.training.ranks.gathering import gather_json
 from pipelines.training.ranks.results import TrainingSummary
 from pipelines.training.record.observer import StepMeasurements, gpu_names, make_sampler
-from pipelines.training.record.record import Record
+from pipelines.training.record.run_recorder import RunRecorder
 from pipelines.training.record.summary import summary_of
 from pipelines.training.step.ahead import step_ahead
 from pipelines.training.tracing.peak import computer_of
@@ -44,7 +44,7 @@ def train_worker(
     run: TrackedRun,
     checkpoint_folder: Location,
     *,
-    before_step: Callable[[Rank, int], None] = lambda rank, step: None,
+    before_step: Callable[[RankTraining, int], None] = lambda rank, step: None,
 ) -> TrainingSummary:
     """Train on this rank; every rank makes the same call.
 
@@ -60,68 +60,74 @@ def train_worker(
         MemoryError: This rank ran out of memory. The error names what would fit.
     """
     with shortage_explained(config.training) as shortage:
-        rank = make_rank(config, run, checkpoint_folder, shortage)
-        return _train(config, rank, shortage, before_step)
+        rank = make_rank_training(config, run, checkpoint_folder, shortage)
+        return _train(config, run, rank, shortage, before_step)
 
 
 def _train(
-    config: RunConfig, rank: Rank, shortage: Shortage, before_step: Callable[[Rank, int], None]
+    config: RunConfig,
+    run: TrackedRun,
+    rank: RankTraining,
+    shortage: Shortage,
+    before_step: Callable[[RankTraining, int], None],
 ) -> TrainingSummary:
-    dataset, reader = config.dataset.path, config.reader
+    make_recorder = functools.partial(_make_recorder, config.dataset.path, config.reader, run, rank)
     if membership.is_spare():
-        start, record = _take_over(rank, dataset, reader, has_room=shortage.has_room())
+        start, recorder = _take_over(rank, make_recorder, has_room=shortage.has_room())
     else:
-        start, record = _begin(rank, dataset, reader)
-    measurements = StepMeasurements(rank.clocks, record, rank.parts.batch_norm_bytes)
+        start, recorder = _begin(rank, make_recorder)
+    measurements = StepMeasurements(rank.step_parts.clocks, recorder, rank.setup.batch_norm_bytes)
     epochs = Epochs(
         rank,
-        record,
+        recorder,
         measurements,
         sampler=make_sampler(config.tracking.system_seconds, measurements),
-        tracer=_make_tracer(rank, config.exchange.codec.name, record, start.step),
+        tracer=_make_tracer(rank, config.exchange.codec.name, recorder, start.step),
         before_step=before_step,
     )
-    with _ends_explained(rank.checkpoints, record, epochs.sampler):
+    with _ends_explained(rank.checkpoints, recorder, epochs.sampler):
         history = _train_through(epochs, start)
-    if record is None:
+    if recorder is None:
         return TrainingSummary("", history, "", 0)
     with signs_of_life():  # writes to the store have the store's own time limits
-        return _finish(config, rank, record, history)
+        return _finish(config, run, rank, recorder, history)
 
 
-def _begin(rank: Rank, dataset: str, reader: ReaderConfig) -> tuple[TrainingState, Record | None]:
-    """Start at the first step or resume from the newest checkpoint; return the state and rank 0's record."""
+def _begin(
+    rank: RankTraining, make_recorder: Callable[[int], RunRecorder | None]
+) -> tuple[TrainingState, RunRecorder | None]:
+    """Start at the first step or resume from the newest checkpoint; return the state and rank 0's recorder."""
     rank.checkpoints.check_folder()
     start = rank.checkpoints.restore(resumes=rank.training.resume_run is not None)
-    start = start.with_losses_of(rank.parts.collective.size, steps_per_epoch=rank.steps)
+    start = start.with_losses_of(rank.setup.collective.size, steps_per_epoch=rank.plan.steps)
     rank.mode.begin(start.step)
-    record = _make_record(rank, dataset, reader, start.step)
-    facts = gather_json({**host_facts(), "devices": gpu_names()}, rank.parts.collective)
-    if record is not None:
-        record.write_ranks(facts)
-        record.write_absent(start.history, steps=rank.steps)
+    recorder = make_recorder(start.step)
+    facts = gather_json({**host_facts(), "devices": gpu_names()}, rank.setup.collective)
+    if recorder is not None:
+        recorder.write_ranks(facts)
+        recorder.write_absent(start.history, steps=rank.plan.steps)
         if start.epochs_done < rank.training.epochs:
             tell(Compiling())  # the first step reports nothing until it finishes
     if rank.recovery is not None:
-        rank.recovery.keep(start)
-    return start, record
+        rank.recovery.save(start)
+    return start, recorder
 
 
 def _take_over(
-    rank: Rank, dataset: str, reader: ReaderConfig, *, has_room: bool
-) -> tuple[TrainingState, Record | None]:
+    rank: RankTraining, make_recorder: Callable[[int], RunRecorder | None], *, has_room: bool
+) -> tuple[TrainingState, RunRecorder | None]:
     """Wait until the rank of this spare dies, then start from the in-memory checkpoint that all ranks have."""
     assert rank.recovery is not None, "the launcher holds spares where launch.recover asks for them"
     rank.mode.begin(0)
-    if rank.parts.collective.group.size == 1:  # the ranks of a group are known only after they have joined
+    if rank.setup.collective.group.size == 1:  # the ranks of a group are known only after they have joined
         # A spare that starts late skips the epochs that are done. After the last epoch no step is taken.
-        left = rank.sizes[newest_step(rank.checkpoint_folder) // rank.steps :]
-        step_ahead(rank.training, rank.parts, rank.trainer, left or rank.sizes[-1:], has_room=has_room)
+        left = rank.plan.sizes[newest_step(rank.checkpoints.folder) // rank.plan.steps :]
+        step_ahead(rank.training, rank.setup, rank.trainer, left or rank.plan.sizes[-1:], has_room=has_room)
     start = rank.recovery.take_over()
-    record = _make_record(rank, dataset, reader, newest_step(rank.checkpoint_folder))
-    if record is not None:
-        record.go_on_after(start.step, rank.recovery.replaced)
-    return start, record
+    recorder = make_recorder(newest_step(rank.checkpoints.folder))
+    if recorder is not None:
+        recorder.go_on_after(start.step, rank.recovery.replaced)
+    return start, recorder
 
 
 def _train_through(epochs: Epochs, start: TrainingState) -> list[dict[str, float]]:
@@ -132,45 +138,47 @@ def _train_through(epochs: Epochs, start: TrainingState) -> list[dict[str, float
             return epochs.train(start)
         except Exception as error:
             is_lost = is_lost_peer(error)
-            if is_lost and epochs.record is not None:
-                epochs.record.write_unsaved_steps()
+            if is_lost and epochs.recorder is not None:
+                epochs.recorder.write_unsaved_steps()
             if recovery is None or not is_lost:
                 raise
-            _log.warning("rank %d lost another rank", epochs.rank.parts.collective.rank)
+            _log.warning("rank %d lost another rank", epochs.rank.setup.collective.rank)
         # Outside the handler, because the error refers to the batches of the failed step.
         start = recovery.rejoin()
         epochs.measurements.go_on_after(start.step)
-        if epochs.record is not None:
-            epochs.record.go_on_after(start.step, recovery.replaced)
+        if epochs.recorder is not None:
+            epochs.recorder.go_on_after(start.step, recovery.replaced)
 
 
-def _make_record(rank: Rank, dataset: str, reader: ReaderConfig, step: int) -> Record | None:
-    """Create rank 0's record. `step` is the number of steps that the checkpoint contains. Other ranks get None."""
-    if rank.parts.collective.rank != 0:
+def _make_recorder(
+    dataset: str, reader: ReaderConfig, run: TrackedRun, rank: RankTraining, step: int
+) -> RunRecorder | None:
+    """Make rank 0's recorder. `step` is the number of steps that the checkpoint contains. Other ranks get None."""
+    if rank.setup.collective.rank != 0:
         return None
-    training, files = rank.training, membership.kept_memory()
-    return Record(
-        rank.run,
-        rank.checkpoint_folder,
-        rank.schedule,
+    training, files = rank.training, membership.shared_memory_files()
+    return RunRecorder(
+        run,
+        rank.checkpoints.folder,
+        rank.trainer.schedule,
         start_step=step,
         own_metrics=[*training.metrics, *training.mode.declaration.metrics],
-        image_of=validation_images(dataset, reader, rank.parts.manifest),
-        rows=KeptRows(files[2]) if files else None,
+        image_of=validation_images(dataset, reader, rank.setup.manifest),
+        rows=InMemoryRows(files[2]) if files else None,
     )
 
 
-def _make_tracer(rank: Rank, codec: str, record: Record | None, done: int) -> StepTracer | None:
+def _make_tracer(rank: RankTraining, codec: str, recorder: RunRecorder | None, done: int) -> StepTracer | None:
     """Make the tracer of the steps in `training.trace_steps`; return None if no steps are traced."""
-    training, marks, folder = rank.training, rank.mode.exchange.marks, rank.checkpoint_folder
+    training, marks, folder = rank.training, rank.mode.exchange.marks, rank.checkpoints.folder
     if training.trace_steps is None or marks is None:
         return None
-    write = record.write_trace if record is not None else lambda trace, profiles, step: None
+    write = recorder.write_trace if recorder is not None else lambda trace, profiles, step: None
     return StepTracer(
         training.trace_steps,
         done=done,
         marks=marks,
-        collective=rank.parts.collective,
+        collective=rank.setup.collective,
         folder=folder.parent.path if folder.is_local else None,
         write=write,
         profiles=training.tensorflow_profiler,
@@ -179,7 +187,9 @@ def _make_tracer(rank: Rank, codec: str, record: Record | None, done: int) -> St
 
 
 @contextmanager
-def _ends_explained(checkpoints: Checkpoints, record: Record | None, sampler: SystemSampler | None) -> Iterator[None]:
+def _ends_explained(
+    checkpoints: Checkpoints, recorder: RunRecorder | None, sampler: SystemSampler | None
+) -> Iterator[None]:
     """Write the steps that led to a divergence, and add to the error how to continue."""
     try:
         yield
@@ -187,16 +197,18 @@ def _ends_explained(checkpoints: Checkpoints, record: Record | None, sampler: Sy
         if isinstance(error, StoppedOnRequest):
             checkpoints.collective.sum(np.zeros(1))  # no rank ends before rank 0 has written the checkpoint
         # After a stop on request, the steps since the checkpoint are trained and recorded again.
-        if record is not None and isinstance(error, FloatingPointError):
-            record.write_last_steps(sampler.take() if sampler else [])
+        if recorder is not None and isinstance(error, FloatingPointError):
+            recorder.write_last_steps(sampler.take() if sampler else [])
         # The cause is left out because it adds no information.
         raise type(error)(f"{error}; {checkpoints.how_to_continue()}") from None
 
 
-def _finish(config: RunConfig, rank: Rank, record: Record, history: list[dict[str, float]]) -> TrainingSummary:
+def _finish(
+    config: RunConfig, run: TrackedRun, rank: RankTraining, recorder: RunRecorder, history: list[dict[str, float]]
+) -> TrainingSummary:
     """Log the model of the chosen epoch and the model with averaged weights; only rank 0 calls this."""
-    checkpoints, steps, selection = rank.checkpoints, rank.steps, rank.training.selection
-    manifest, model = rank.parts.manifest, rank.parts.model
+    checkpoints, steps, selection = rank.checkpoints, rank.plan.steps, rank.training.selection
+    manifest, model = rank.setup.manifest, rank.setup.model
     best = best_of(history, selection) if selection.model == "best" else None
     epoch = len(history) if best is None else best.epoch
     if epoch < len(history):
@@ -205,22 +217,22 @@ def _finish(config: RunConfig, rank: Rank, record: Record, history: list[dict[st
     computer = computer_of(model, rank.training.precision, checkpoints.collective.size)
     log_model = functools.partial(
         log_trained,
-        rank.run,
+        run,
         model,
         manifest,
         config,
         step=epoch * steps,
-        average=rank.average,
+        average=rank.step_parts.average,
         thresholds=checkpoints.thresholds(epoch * steps),
     )
     summary = summary_of(history, config, manifest, computer)
-    model_uri, not_recorded = record.write_end(tags, summary, steps=len(history) * steps, log_model=log_model)
+    model_uri, not_recorded = recorder.write_end(tags, summary, steps=len(history) * steps, log_model=log_model)
     return TrainingSummary(
         model_uri,
         history,
         checkpoints.newest,
         rank.payload_bytes,
-        averaged_model_uri=averaged_model_uri(model_uri) if model_uri and rank.average else "",
+        averaged_model_uri=averaged_model_uri(model_uri) if model_uri and rank.step_parts.average else "",
         model_epoch=epoch,
         ended=tags.get("training_ended", ""),
         not_recorded=not_recorded,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from pipelines.launch.rank.membership import NOTHING_KEPT
+from pipelines.launch.rank.membership import NO_COMMON_STATE
 from pipelines.launch.wire.messages import FunctionFailure, ProcessDied, ProcessExit
 
 Kind = Literal["finished", "exception", "died", "hung", "lost", "requested", "consequence", "stopped"]
@@ -20,7 +20,7 @@ _CONSEQUENCES = (
     "Connection closed by peer",
     "HorovodInternalError",
 )
-_OF_A_DEATH = (*_CONSEQUENCES, NOTHING_KEPT)
+_OF_A_DEATH = (*_CONSEQUENCES, NO_COMMON_STATE)
 _ABORTED_WITH_GLOO = ("gloo::", "gloo/transport")
 _GRAPH_TRACE = re.compile(r"Graph execution error:\n.*?\n([^\n]+)\n\s*\[\[\{\{node [^\n]*", re.DOTALL)
 _HEADINGS = ("rank", "host", "outcome")

@@ -8,7 +8,7 @@ from pipelines.launch.rank.report import send
 from pipelines.launch.wire.messages import Join, ReadyToJoin, TakeOver, decode
 
 ORPHAN_EXIT_CODE = 113
-NOTHING_KEPT = "a rank has died before every rank had done a step"
+NO_COMMON_STATE = "a rank has died before every rank had done a step"
 """Message of a rank that rejoined but has no state to continue from; the death of the other rank is the cause."""
 CYCLE_TIME = "HOROVOD_CYCLE_TIME"
 """A variable that makes Horovod 0.28 change the size of its fusion buffer when ranks rejoin."""
@@ -61,7 +61,7 @@ def wait_for_turn() -> None:
         _is_spare = False
 
 
-def kept_memory() -> tuple[int, ...]:
+def shared_memory_files() -> tuple[int, ...]:
     """Return descriptors of three in-memory files shared by the rank's process and its spare; empty without spares.
 
     The files are empty at first, and disappear with the rank's task.

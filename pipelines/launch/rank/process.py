@@ -102,7 +102,7 @@ class RankProcess:
             environment: Variables that are added to those of this process.
             threads: Number of threads for TensorFlow and OpenMP, unless `environment` sets it.
             log: File for all output.
-            memory: Descriptors that the process also gets, see `membership.kept_memory`.
+            memory: Descriptors that the process also gets, see `membership.shared_memory_files`.
             fork_server: Socket of the `fork_server` that forks the process, if possible.
         """
         self.log = log

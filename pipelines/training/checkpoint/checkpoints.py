@@ -26,7 +26,7 @@ from pipelines.training.checkpoint.scattered import Scattered, gather
 from pipelines.training.checkpoint.selection import History
 from pipelines.training.checkpoint.settings import check_same_order
 from pipelines.training.checkpoint.state import (
-    KEPT,
+    RETAINED,
     RankStates,
     TrainingState,
     all_damaged,
@@ -82,8 +82,8 @@ class Checkpoints:
         """
         rank, size = self.collective.rank, self.collective.size if self._has_rank_state else 1
         if rank < size:
-            kept = KEPT + (self.best_step is not None)
-            needed = kept + 1 - min(kept, len(list_checkpoints(self.folder))) if rank == 0 else 0
+            retained = RETAINED + (self.best_step is not None)
+            needed = retained + 1 - min(retained, len(list_checkpoints(self.folder))) if rank == 0 else 0
             check_writable(self.folder, needed * self._checkpoint_bytes())
         if size > 1:
             self._check_that_ranks_share_the_folder()

@@ -13,7 +13,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 from pipelines.launch.driver.failure import names_lost_peer
 from pipelines.launch.rank import membership
-from pipelines.training.checkpoint.kept_state import KeptStates
+from pipelines.training.checkpoint.in_memory import InMemoryCheckpoints
 from pipelines.training.checkpoint.state import TrainingState
 from pipelines.training.ranks.collective import HorovodCollective
 from pipelines.training.step.mode import Mode
@@ -37,7 +37,7 @@ class Recovery:
     """
 
     collective: HorovodCollective
-    kept: KeptStates
+    in_memory: InMemoryCheckpoints
     every_steps: int
     """Number of optimizer steps between two in-memory checkpoints."""
     uses_kernels: bool
@@ -47,9 +47,9 @@ class Recovery:
     replaced: list[int] = field(default_factory=list)
     """Replaced ranks of the latest `take_over` or `rejoin`."""
 
-    def keep(self, state: TrainingState) -> None:
+    def save(self, state: TrainingState) -> None:
         """Write an in-memory checkpoint; the losses in `state` are this rank's own."""
-        self.kept.write(state, uses_kernels=self.uses_kernels)
+        self.in_memory.write(state, uses_kernels=self.uses_kernels)
 
     def take_over(self) -> TrainingState:
         """Wait in a spare until it replaces its rank, join the others and return the state to continue from.
@@ -71,18 +71,23 @@ class Recovery:
         return self._continue(is_new=False)
 
     def _continue(self, *, is_new: bool) -> TrainingState:
-        places = self.kept.places()
-        self.collective.join(progress=max(places, default=0))
+        positions = self.in_memory.positions()
+        self.collective.join(progress=max(positions, default=0))
         began = time.perf_counter()
-        mine = [int(is_new), *[_NONE, _NONE, *places][-2:]]
+        mine = [int(is_new), *[_NONE, _NONE, *positions][-2:]]
         everyones = self.collective.concatenate(np.array([mine], np.int64))
         self.replaced = np.flatnonzero(everyones[:, 0]).tolist()
         common = set.intersection(
-            *({self.kept.block(place) for place in row if place != _NONE} for row in everyones[:, 1:].tolist())
+            *(
+                {self.in_memory.block(position) for position in row if position != _NONE}
+                for row in everyones[:, 1:].tolist()
+            )
         )
         if not common:
-            raise RuntimeError(f"{membership.NOTHING_KEPT}: nothing is there to continue from in place")
-        state = self.kept.restore(max(place for place in places if self.kept.block(place) == max(common)))
+            raise RuntimeError(f"{membership.NO_COMMON_STATE}: nothing is there to continue from in place")
+        state = self.in_memory.restore(
+            max(position for position in positions if self.in_memory.block(position) == max(common))
+        )
         self.reset()
         seconds = time.perf_counter() - began
         _log.info("rank %d continues in place after step %d (%.2f s)", self.collective.rank, state.step, seconds)
@@ -98,7 +103,7 @@ def make_recovery(
     *,
     uses_kernels: bool,
 ) -> Recovery | None:
-    """Make the in-place recovery of this rank; return None if the launcher holds no spares.
+    """Make the in-place recovery of this rank; return None if the launcher has no spares.
 
     Args:
         collective: The ranks.
@@ -109,9 +114,9 @@ def make_recovery(
         reset: The same as in `Recovery`.
         uses_kernels: The same as in `Recovery`.
     """
-    files = membership.kept_memory()
+    files = membership.shared_memory_files()
     if not files:
         return None
     plain = [variable if isinstance(variable, tf.Variable) else variable.value for variable in variables]
-    kept = KeptStates(files[:2], [*plain, *mode.between], mode.block)
-    return Recovery(collective, kept, every_steps, uses_kernels, reset)
+    in_memory = InMemoryCheckpoints(files[:2], [*plain, *mode.between], mode.block)
+    return Recovery(collective, in_memory, every_steps, uses_kernels, reset)

@@ -1,4 +1,4 @@
-"""Checkpoints: arrays and JSON in one file, which is written atomically. The newest two and the best one are kept.
+"""Checkpoints: arrays and JSON in one file, which is written atomically. The newest two and the best one are retained.
 
 `step-NNNNNNNN.npz` holds `state.json` and one array for each variable of model and optimizer. `state.json` has the
 fields of `TrainingState` and the format version. An exchange with state adds one `step-NNNNNNNN.rank-RRRRR.npz` per
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from pipelines.training.checkpoint.scattered import Gathered, Scattered
 
-KEPT = 2
+RETAINED = 2
 FORMAT_VERSION = 2
 _STATE = "state.json"
 _log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ def save_checkpoint(
     *,
     spared: int | None = None,
 ) -> Location:
-    """Write `step-NNNNNNNN.npz` atomically, then remove all but the newest `KEPT` checkpoints.
+    """Write `step-NNNNNNNN.npz` atomically, then remove all but the newest `RETAINED` checkpoints.
 
     Args:
         folder: Folder of the run's checkpoints, on this machine or behind a URL.
@@ -123,7 +123,7 @@ def save_checkpoint(
     path = checkpoint_path(folder, state.step)
     write_arrays(path, {_STATE: np.frombuffer(header, np.uint8), **arrays})
     # The checkpoint just written is excluded, because damaged checkpoints with higher numbers may exist.
-    for old in [other for other in list_checkpoints(folder) if other != path][: -(KEPT - 1)]:
+    for old in [other for other in list_checkpoints(folder) if other != path][: -(RETAINED - 1)]:
         if spared is None or old != checkpoint_path(folder, spared):
             old.remove()
     remove_leftovers(folder, state.step)

@@ -24,8 +24,14 @@ from pipelines.tracking.store import runs
 from pipelines.training.checkpoint.files import check_writable, checkpoint_path, list_checkpoints
 from pipelines.training.checkpoint.selection import best_of, best_step, is_over, why_ended
 from pipelines.training.checkpoint.settings import check_same_order, check_same_training, recorded_settings
-from pipelines.training.checkpoint.state import KEPT, TrainingState, newest_state
-from pipelines.training.driver.output import CHECKPOINTS, check_place, checkpoints_of, records_folder, run_place
+from pipelines.training.checkpoint.state import RETAINED, TrainingState, newest_state
+from pipelines.training.driver.output import (
+    CHECKPOINTS,
+    check_output_location,
+    checkpoints_of,
+    records_folder,
+    run_location,
+)
 from pipelines.training.driver.trial import has_own_parts, try_parts
 from pipelines.training.setup.bands import used_groups
 from pipelines.training.setup.class_weights import class_weights
@@ -125,20 +131,20 @@ def check_output(training: TrainingConfig, dataset: str) -> None:
         ValueError: The folder of a new run is in the dataset.
         RuntimeError: The folder cannot be written, or its disk has too little free space.
     """
-    check_place(training.output, dataset)
+    check_output_location(training.output, dataset)
     run_id = training.resume_run
     if run_id is None:
         check_writable(Location(training.output))
         return
-    place = run_place(training.output, run_id)
-    if not place.is_local:
-        check_writable(place)
+    location = run_location(training.output, run_id)
+    if not location.is_local:
+        check_writable(location)
         return
-    path, _ = newest_state(place / CHECKPOINTS)
-    size = sum(part.stat().st_size for part in (place / CHECKPOINTS).path.glob(f"{path.stem}*.npz"))
-    written = len(list_checkpoints(place / CHECKPOINTS))
-    kept = KEPT + (training.selection.metric is not None)
-    check_writable(place, size * (kept + 1 - min(kept, written)))
+    path, _ = newest_state(location / CHECKPOINTS)
+    size = sum(part.stat().st_size for part in (location / CHECKPOINTS).path.glob(f"{path.stem}*.npz"))
+    written = len(list_checkpoints(location / CHECKPOINTS))
+    retained = RETAINED + (training.selection.metric is not None)
+    check_writable(location, size * (retained + 1 - min(retained, written)))
 
 
 def _window_rows(dataset: str, reader: ReaderConfig, manifest: Manifest) -> int | None:

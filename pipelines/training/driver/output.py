@@ -19,23 +19,23 @@ from pipelines.tracking.journal.journal import driver_journal, journals, rank_jo
 CHECKPOINTS = "checkpoints"
 
 
-def run_place(output: str, run_id: str) -> Location:
+def run_location(output: str, run_id: str) -> Location:
     """Return the location of a run in `training.output`: its folder or its URL."""
     return Location(output) / run_id
 
 
 def checkpoints_of(output: str, run_id: str) -> Location:
     """Return the folder or URL of a run's checkpoints."""
-    return run_place(output, run_id) / CHECKPOINTS
+    return run_location(output, run_id) / CHECKPOINTS
 
 
 def records_folder(output: str) -> Path:
     """Return the folder on this machine with the runs' records; for a URL it is deleted when this process ends."""
-    place = Location(output)
-    return place.path if place.is_local else _temporary(output)
+    location = Location(output)
+    return location.path if location.is_local else _temporary(output)
 
 
-def check_place(output: str, dataset: str) -> None:
+def check_output_location(output: str, dataset: str) -> None:
     """Check that `training.output` is outside the dataset, and that a URL can be used; this takes only seconds.
 
     Args:
@@ -46,9 +46,9 @@ def check_place(output: str, dataset: str) -> None:
         ValueError: The output is in the dataset.
         StorageError: The bucket does not exist, no server answers, or the credentials are missing or refused.
     """
-    place = Location.at(output)
-    check_outside("training.output", place, Location.at(dataset))
-    place.check()
+    location = Location.at(output)
+    check_outside("training.output", location, Location.at(dataset))
+    location.check()
 
 
 def fetch_records(output: str, run_id: str) -> None:
@@ -57,21 +57,21 @@ def fetch_records(output: str, run_id: str) -> None:
     Raises:
         StorageError: The storage cannot be used.
     """
-    local_records(run_place(output, run_id))
+    local_records(run_location(output, run_id))
 
 
-def local_records(place: Location) -> Path:
+def local_records(location: Location) -> Path:
     """Return a run's folder; if the run is behind a URL, its records without checkpoints are first copied here.
 
     Raises:
         StorageError: The storage cannot be used.
     """
-    if place.is_local:
-        return place.path
-    target = records_folder(str(place.parent)) / place.name
+    if location.is_local:
+        return location.path
+    target = records_folder(str(location.parent)) / location.name
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
-    fetch(place, target, without=CHECKPOINTS)
+    fetch(location, target, without=CHECKPOINTS)
     return target
 
 
@@ -88,18 +88,18 @@ def publish_records(output: str, run_id: str, *, failed: bool = False) -> None:
         OSError: The stored data differ.
         StorageError: The storage cannot be used.
     """
-    place = run_place(output, run_id)
-    if not place.is_local:
+    location = run_location(output, run_id)
+    if not location.is_local:
         mirrors = driver_journal(Path()) if failed else journals(Path())
-        publish(records_folder(output) / run_id, place, mirrors=str(mirrors))
+        publish(records_folder(output) / run_id, location, mirrors=str(mirrors))
 
 
-def fetch_rank_journal(place: Location, folder: Path) -> None:
+def fetch_rank_journal(location: Location, folder: Path) -> None:
     """Copy the rest of rank 0's journal from a run's URL into the run's local folder; only rank 0 writes it."""
-    if not place.is_local:
+    if not location.is_local:
         journal = rank_journal(folder)
         shutil.rmtree(journal, ignore_errors=True)
-        fetch(_remote_journal(place), journal)
+        fetch(_remote_journal(location), journal)
 
 
 class RankJournal:
@@ -126,8 +126,8 @@ class RankJournal:
             publish(self.folder, self._copy)
 
 
-def _remote_journal(place: Location) -> Location:
-    return place / str(rank_journal(Path()))
+def _remote_journal(location: Location) -> Location:
+    return location / str(rank_journal(Path()))
 
 
 @cache

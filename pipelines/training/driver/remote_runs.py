@@ -12,8 +12,8 @@ from pipelines.tracking.journal.journal import journals
 from pipelines.tracking.journal.local_run import FILE_NAME, LOCK_NAME, read_local_run
 from pipelines.tracking.journal.sync import Synced, adopt, lacks_something, sync
 from pipelines.tracking.store.store import TrackedRun
-from pipelines.training.driver.held_run import held_run
 from pipelines.training.driver.output import CHECKPOINTS, local_records
+from pipelines.training.driver.run_lock import locked_run
 
 LogModelOf = Callable[[Path, TrackedRun, Location | None, Location | None], str]
 """Logs a model. Arguments: the run's folder on this machine, the run, a checkpoint or None, the checkpoints' folder."""
@@ -30,67 +30,67 @@ def unsynced_behind(output: Location) -> list[Location]:
     return [output / name for name in output.names() if _lacks_something(output / name)]
 
 
-def sync_behind(place: Location, log_model: LogModelOf) -> Synced:
+def sync_behind(location: Location, log_model: LogModelOf) -> Synced:
     """Write everything of one run that the store lacks; see `pipelines.tracking.journal.sync.sync`.
 
     Args:
-        place: The run's URL. The run is renamed there to the store's identifier.
+        location: The run's URL. The run is renamed there to the store's identifier.
         log_model: Logs the model of a finished training.
 
     Raises:
         RunHeldError, ValueError, TrackingError: See `pipelines.tracking.journal.sync.sync`.
         StorageError: The storage cannot be used.
     """
-    with held_run(place):
-        folder = local_records(place)
-        synced = sync(folder, lambda folder, run: log_model(folder, run, None, place / CHECKPOINTS))
-        _publish_as(synced.run_id, synced.folder, place)
+    with locked_run(location):
+        folder = local_records(location)
+        synced = sync(folder, lambda folder, run: log_model(folder, run, None, location / CHECKPOINTS))
+        _publish_as(synced.run_id, synced.folder, location)
     return synced
 
 
-def adopt_behind(place: Location) -> str:
+def adopt_behind(location: Location) -> str:
     """Add a run to a store that lacks it, rename it to the store's identifier and return this identifier.
 
     Raises:
         ValueError, TrackingError: See `pipelines.tracking.journal.sync.adopt`.
         StorageError: The storage cannot be used.
     """
-    with held_run(place):
-        folder = local_records(place)
+    with locked_run(location):
+        folder = local_records(location)
         local = read_local_run(folder)
-        if local is None or (local.is_stored and local.run_id == place.name):
-            return place.name
+        if local is None or (local.is_stored and local.run_id == location.name):
+            return location.name
         run, folder = adopt(folder)
-        _publish_as(run.run_id, folder, place)
+        _publish_as(run.run_id, folder, location)
     return run.run_id
 
 
-def _lacks_something(place: Location) -> bool:
-    names = place.names()
+def _lacks_something(location: Location) -> bool:
+    names = location.names()
     if FILE_NAME not in names:
         return _JOURNALS in names  # records of a run whose file is lost, which `sync` reports; else no run
     with tempfile.TemporaryDirectory(prefix="groundswell-") as parent:
-        folder = Path(parent, place.name)
+        folder = Path(parent, location.name)
         folder.mkdir()
-        (folder / FILE_NAME).write_bytes(place.read(FILE_NAME))
+        (folder / FILE_NAME).write_bytes(location.read(FILE_NAME))
         if _JOURNALS in names:
             (folder / _JOURNALS).mkdir()
         return lacks_something(folder)
 
 
-def _publish_as(run_id: str, folder: Path, place: Location) -> None:
+def _publish_as(run_id: str, folder: Path, location: Location) -> None:
     """Copy the records back and rename everything behind the URL; a repeated call continues an interrupted one."""
     (folder / LOCK_NAME).unlink(missing_ok=True)  # this lock is only for the copy on this machine
-    publish(folder, place, mirrors=_JOURNALS)
-    if run_id == place.name:
+    publish(folder, location, mirrors=_JOURNALS)
+    if run_id == location.name:
         return
-    target = place.parent / run_id
-    moved = [name for name in place.files() if not name.rpartition("/")[2].startswith(LEASE_PREFIX)]
+    target = location.parent / run_id
+    moved = [name for name in location.files() if not name.rpartition("/")[2].startswith(LEASE_PREFIX)]
     with tempfile.TemporaryDirectory(prefix="groundswell-") as copies:
         for name in moved:
             copy = Path(copies, "file")
-            with place.open(name) as stream, copy.open("wb") as file:
+            with location.open(name) as stream, copy.open("wb") as file:
                 shutil.copyfileobj(stream, file)
             target.put(copy, name)
     for name in sorted(moved, key=lambda name: name == FILE_NAME):  # last, the file that makes the folder a run
-        place.remove(name)
+        location.remove(name)

@@ -40,7 +40,6 @@ from pipelines.tracking.store.store import TrackedRun, TrackingError
 from pipelines.training.checkpoint.files import list_checkpoints
 from pipelines.training.checkpoint.state import newest_step
 from pipelines.training.driver import settings_history
-from pipelines.training.driver.held_run import held_run
 from pipelines.training.driver.output import (
     CHECKPOINTS,
     checkpoints_of,
@@ -48,9 +47,10 @@ from pipelines.training.driver.output import (
     fetch_records,
     publish_records,
     records_folder,
-    run_place,
+    run_location,
 )
 from pipelines.training.driver.remote_runs import adopt_behind
+from pipelines.training.driver.run_lock import locked_run
 from pipelines.training.ranks.results import TrainingSummary
 from pipelines.training.setup.description import describe_run, settings_of, tags_of
 
@@ -58,18 +58,18 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class DriverRecord:
-    """The driver's record of a training's run."""
+class DriverRecorder:
+    """Records what the driver knows about the run of a training."""
 
     run: TrackedRun
     folder: Path
     """Folder on this machine with the run's settings, logs and journals."""
-    place: Location
+    location: Location
     """Location of the run and its checkpoints: the same folder, or a URL."""
     _writer: RunWriter
     _micro_batches_of: Callable[[int], int | None]
     """See `RunConfig.accumulation_steps`."""
-    _check_held: Callable[[], None]
+    _check_lock: Callable[[], None]
 
     @property
     def name(self) -> str:
@@ -81,7 +81,7 @@ class DriverRecord:
     @property
     def checkpoints(self) -> Location:
         """Folder or URL of the checkpoints."""
-        return self.place / CHECKPOINTS
+        return self.location / CHECKPOINTS
 
     def attempt(self, attempt: Attempt) -> None:
         """Record the start of an attempt, its number of workers, and why the previous attempt failed.
@@ -89,7 +89,7 @@ class DriverRecord:
         Raises:
             RuntimeError: Another driver has taken over the run.
         """
-        self._check_held()
+        self._check_lock()
         workers = str(attempt.num_workers)
         tags = {"attempt": str(attempt.number), f"attempt_{attempt.number}_workers": workers, "workers": workers}
         if attempt.number > 1:
@@ -127,7 +127,7 @@ class DriverRecord:
         if not reason:
             reason = self._writer.drain(answers=summary is not None)  # the store has just received rank 0's records
         try:
-            fetch_rank_journal(self.place, self.folder)
+            fetch_rank_journal(self.location, self.folder)
         except StorageError:
             if summary is not None:  # after a failed training, only that failure is reported
                 raise
@@ -144,19 +144,19 @@ class DriverRecord:
         if not self.run.is_offline:
             raise TrackingError(
                 f"training is done, but MLflow at {redacted(self.run.uri)} has not taken all of it ({reason}). The "
-                f"checkpoint is {summary.checkpoint}, what is still to be written is in {self.place}. When the server "
-                f"answers again, {self._how_to_finish()}"
+                f"checkpoint is {summary.checkpoint}, what is still to be written is in {self.location}. When the "
+                f"server answers again, {self._how_to_finish()}"
             )
 
     def _how_to_finish(self) -> str:
         resume = f"the same command and --set training.resume_run={self.run.run_id}"
-        return f"`groundswell sync --output {self.place.parent}` writes it, or finish the run with {resume}"
+        return f"`groundswell sync --output {self.location.parent}` writes it, or finish the run with {resume}"
 
 
 @contextmanager
 def recorded_run(
     config: RunConfig, manifest: Manifest, on_news: OnNews, tags: Mapping[str, str] | None = None
-) -> Iterator[DriverRecord]:
+) -> Iterator[DriverRecorder]:
     """Make or continue the run of a training, and set its status when the block ends: finished, failed or killed.
 
     If loss or gradients became not finite, the run gets the tag `diverged` with the location.
@@ -176,7 +176,7 @@ def recorded_run(
     with ExitStack() as stack:
         before: LocalRun | None = None
         if resumed is not None:  # the run must be ours before anything is read from it or written to it
-            check_held = stack.enter_context(held_run(run_place(output, resumed)))
+            check_lock = stack.enter_context(locked_run(run_location(output, resumed)))
             fetch_records(output, resumed)
             before = read_local_run(records_folder(output) / resumed)
             if before is None:
@@ -189,22 +189,22 @@ def recorded_run(
             description = describe_run(config, manifest, {**revision.tags(), **(tags or {})})
             run = _start(description, offline=config.tracking.offline)
             try:
-                check_held = stack.enter_context(held_run(run_place(output, run.run_id)))
+                check_lock = stack.enter_context(locked_run(run_location(output, run.run_id)))
             except BaseException as error:
                 if not run.is_offline:
                     runs.end_failed_run(run, _status_after(error))
                 raise
-        folder, place = records_folder(output) / run.run_id, run_place(output, run.run_id)
+        folder, location = records_folder(output) / run.run_id, run_location(output, run.run_id)
         stack.enter_context(_published(output, run.run_id))
         stack.enter_context(guarded(run))
-        stack.enter_context(_ended(run, folder, place, heard))
+        stack.enter_context(_ended(run, folder, location, heard))
         if resumed is None:
             LocalRun(run.run_id, description, now(), is_stored=not run.is_offline).write(folder)
         writer = RunWriter(run, driver_journal(folder), on_news=heard)
         try:
             _write_beginning(writer, folder, run, config, manifest, before)
             publish_records(output, run.run_id)
-            yield DriverRecord(run, folder, place, writer, config.accumulation_steps, check_held)
+            yield DriverRecorder(run, folder, location, writer, config.accumulation_steps, check_lock)
         except WorkerError as error:
             if is_divergence(error):
                 update_local_run(folder, has_diverged=True)
@@ -230,14 +230,14 @@ def with_stored_run(config: RunConfig) -> RunConfig:
     resumed = config.training.resume_run
     if resumed is None or config.tracking.offline:
         return config
-    place = run_place(config.training.output, resumed)
-    if not place.is_local:
-        run_id = adopt_behind(place)
-    elif read_local_run(place.path) is None:
+    location = run_location(config.training.output, resumed)
+    if not location.is_local:
+        run_id = adopt_behind(location)
+    elif read_local_run(location.path) is None:
         return config
     else:
-        with held_run(place):
-            run_id = adopt(place.path)[0].run_id
+        with locked_run(location):
+            run_id = adopt(location.path)[0].run_id
     return config.model_copy(update={"training": config.training.model_copy(update={"resume_run": run_id})})
 
 
@@ -372,7 +372,7 @@ class _Heard:
 
 
 @contextmanager
-def _ended(run: TrackedRun, folder: Path, place: Location, heard: _Heard) -> Iterator[None]:
+def _ended(run: TrackedRun, folder: Path, location: Location, heard: _Heard) -> Iterator[None]:
     """Record at the end how a run ended; after a failed training, a failure of the store is only mentioned."""
     try:
         yield
@@ -390,7 +390,7 @@ def _ended(run: TrackedRun, folder: Path, place: Location, heard: _Heard) -> Ite
         update_local_run(folder, status="FINISHED", ended=now())
         raise TrackingError(
             f"training is done and recorded, but the run could not be set to finished: {error}. Do so with "
-            f"`groundswell sync --output {place.parent}`, or with the same command and "
+            f"`groundswell sync --output {location.parent}`, or with the same command and "
             f"--set training.resume_run={run.run_id}"
         ) from None
     update_local_run(folder, status="FINISHED", ended=now(), is_reported=True)

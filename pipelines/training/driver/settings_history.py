@@ -67,16 +67,16 @@ def now(folder: Path) -> dict[str, str]:
 
 def _texts(history: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the later values of each changed setting: `0.5 from step 16, 0.1 from step 24`."""
-    kept: dict[str, list[Mapping[str, Any]]] = {}
+    later: dict[str, list[Mapping[str, Any]]] = {}
     for change in history:
         # If a value was changed again before the next checkpoint, no remaining step used it.
-        values = [other for other in kept.get(change["setting"], []) if other["step"] < change["step"]]
+        values = [other for other in later.get(change["setting"], []) if other["step"] < change["step"]]
         if not values or values[-1]["after"] != change["after"]:
             values.append(change)
-        kept[change["setting"]] = values
+        later[change["setting"]] = values
     return {
         key: ", ".join(f"{change['after']} from step {change['step']}" for change in changes)
-        for key, changes in kept.items()
+        for key, changes in later.items()
     }
 
 

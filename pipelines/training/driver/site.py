@@ -32,14 +32,14 @@ def look(output: str, dataset: str) -> HostReport:
         read_manifest(dataset)
     except (OSError, ValueError, RuntimeError) as error:
         problems.append(f"dataset.path: {error}")
-    place = Location(output)
-    if not place.is_local:
+    location = Location(output)
+    if not location.is_local:
         try:
-            check_writable(place)
+            check_writable(location)
         except (RuntimeError, OSError) as error:
             problems.append(f"training.output: {error}")
-    elif not place.is_folder():
-        problems.append(f"training.output={place} does not exist here: it must be on storage that all hosts mount")
-    elif not os.access(place, os.W_OK | os.X_OK):
-        problems.append(f"training.output={place} cannot be written here")
+    elif not location.is_folder():
+        problems.append(f"training.output={location} does not exist here: it must be on storage that all hosts mount")
+    elif not os.access(location, os.W_OK | os.X_OK):
+        problems.append(f"training.output={location} cannot be written here")
     return HostReport(socket.gethostname(), tuple(problems))

@@ -86,8 +86,10 @@ def build_parts(config: RunConfig, manifest: Manifest) -> list[str]:
 
     path = str(config.model.arguments().get("path"))
     model = make_model(config, manifest)
-    kept_by_path = _kept_by_path(config.warm_start, config.optimizer, config.exchange.codec, config.training)
-    _check_paths(model, kept_by_path, path)
+    identified_by_path = _identified_by_path(
+        config.warm_start, config.optimizer, config.exchange.codec, config.training
+    )
+    _check_paths(model, identified_by_path, path)
     freeze_layers(config.warm_start, model)
     make_rate_factors(config.warm_start, model)
     _try_objective(config.training, manifest)
@@ -151,12 +153,12 @@ def _check_paths(model: Any, setting: str, path: str) -> None:
 
     Args:
         model: The model.
-        setting: The setting; empty if there is none, see `_kept_by_path`.
+        setting: The setting; empty if there is none, see `_identified_by_path`.
         path: `model.path`, for the error text.
     """
     # A warm start also loads statistics. The other settings concern trained variables only.
-    kept = model.variables if setting == "warm_start.source" else model.trainable_variables
-    twice = [found for found, count in Counter(each.path for each in kept).items() if count > 1]
+    identified = model.variables if setting == "warm_start.source" else model.trainable_variables
+    twice = [found for found, count in Counter(each.path for each in identified).items() if count > 1]
     if setting and twice:
         raise ValueError(
             f"model.path={path}: {len(twice)} paths belong to several variables each, "
@@ -164,7 +166,7 @@ def _check_paths(model: Any, setting: str, path: str) -> None:
         )
 
 
-def _kept_by_path(
+def _identified_by_path(
     warm_start: WarmStartConfig, optimizer: OptimizerConfig, codec: CodecConfig, training: TrainingConfig
 ) -> str:
     """Return the setting that identifies variables by their paths; empty if there is none."""

@@ -53,12 +53,12 @@ def evaluate(
     for batch in evaluation_batches(reader, batch_size=batch_size, rank=collective.rank, size=collective.size):
         output = predict(image_tensors(batch.images))
         step_done()
-        kept = batch.weights > 0
+        real = batch.weights > 0
         losses = loss(tf.cast(batch.targets, tf.float32), output)
-        loss_sum += float(np.sum(np.asarray(losses, np.float64)[kept]))
-        scores.append(np.asarray(_ACTIVATIONS[task](output))[kept])
-        targets.append(batch.targets[kept])
-        rows.append(batch.rows[kept])
+        loss_sum += float(np.sum(np.asarray(losses, np.float64)[real]))
+        scores.append(np.asarray(_ACTIVATIONS[task](output))[real])
+        targets.append(batch.targets[real])
+        rows.append(batch.rows[real])
     all_scores = collective.concatenate(np.concatenate(scores))
     if not np.isfinite(all_scores).all():
         raise FloatingPointError("the model's probabilities are not finite")

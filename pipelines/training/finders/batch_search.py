@@ -13,7 +13,7 @@ from pipelines.training.memory.needs import estimate
 from pipelines.training.ranks.collective import HorovodCollective, ranks_on_host
 from pipelines.training.ranks.events import BatchTried, tell
 from pipelines.training.setup.objective import make_loss
-from pipelines.training.setup.parts import Parts, agree_on_kernels, join_ranks
+from pipelines.training.setup.rank_setup import RankSetup, agree_on_kernels, join_ranks
 from pipelines.training.setup.recipe import freeze_layers, make_model
 from pipelines.training.setup.trainer import make_mode_of, make_trainer
 from pipelines.training.step.loop import Trainer
@@ -40,17 +40,17 @@ def batch_search_worker(config: RunConfig, largest_allowed: int) -> BatchSearch:
     # On a GPU a rank gets an error if memory is full. All ranks share it before the exchange, so no rank waits forever.
     accumulates = config.training.accumulation_steps > 1 or config.training.global_batch_size is not None or _on_gpu()
     loss, micro_batches = make_loss(config.training, manifest), 2 if accumulates else 1
-    parts = Parts(collective, manifest, micro_batches, model, loss)
+    setup = RankSetup(collective, manifest, micro_batches, model, loss)
     mode = make_mode_of(
         config,
-        parts,
+        setup,
         steps_per_epoch=1,  # the ranks come together in every step
         loss_scale=LossScale() if config.training.precision == "float16" else None,
         average=WeightAverage(model, config.training.ema) if config.training.ema is not None else None,
     )
     mode.begin(0)
     needs = estimate(model, mode, manifest, accumulates=accumulates)
-    trainer = make_trainer(config.training, parts, mode, lambda step: 0.0)
+    trainer = make_trainer(config.training, setup, mode, lambda step: 0.0)
     mode.optimizer.learning_rate = 0.0
     limit = _least(collective, memory_limit(ranks_on_host()))
     trials: list[Trial] = []

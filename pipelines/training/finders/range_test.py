@@ -18,7 +18,7 @@ from pipelines.training.memory.shortage import shortage_explained
 from pipelines.training.ranks.collective import HorovodCollective
 from pipelines.training.ranks.events import Compiling, RateTried, tell
 from pipelines.training.setup.input import TrainingInput, make_input
-from pipelines.training.setup.parts import make_inputs, make_parts
+from pipelines.training.setup.rank_setup import make_inputs, make_rank_setup
 from pipelines.training.setup.trainer import make_mode_of, make_trainer
 from pipelines.training.step.loop import Trainer
 from pipelines.training.step.loss_scale import LossScale
@@ -43,18 +43,18 @@ def range_test_worker(config: RunConfig, rates: Sequence[float]) -> RangeTest:
     """
     training = config.training
     with shortage_explained(training) as shortage:
-        parts = make_parts(config)
-        collective, model = parts.collective, parts.model
+        setup = make_rank_setup(config)
+        collective, model = setup.collective, setup.model
         # A scale of 1 changes no gradient. It lets all ranks stop together if one has gradients that are not finite.
         scale = LossScale() if training.precision == "float16" else LossScale(initial=1.0, growth_steps=_NEVER)
-        mode = make_mode_of(config, parts, steps_per_epoch=len(rates), loss_scale=scale)
-        trainer = make_trainer(training, parts, mode, lambda step: rates[step])
-        shortage.know(parts, mode)
+        mode = make_mode_of(config, setup, steps_per_epoch=len(rates), loss_scale=scale)
+        trainer = make_trainer(training, setup, mode, lambda step: rates[step])
+        shortage.know(setup, mode)
         collective.broadcast([variable.value for variable in [*model.variables, *equal_on_ranks(mode.optimizer)]])
         if collective.rank == 0:
             tell(Compiling())
         data = make_input(
-            config, parts.manifest, rank=collective.rank, size=collective.size, micro_batches=parts.micro_batches
+            config, setup.manifest, rank=collective.rank, size=collective.size, micro_batches=setup.micro_batches
         )
         return _run(_inputs(training, data, model), trainer, rates)
 

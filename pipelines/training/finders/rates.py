@@ -106,13 +106,13 @@ def suggest(points: Sequence[RatePoint]) -> Suggestion | None:
     known = [point for point in points if math.isfinite(point.smoothed)][_LEAST_POINTS:]
     if len(known) < 3:
         return None
-    lowest = min(range(len(known)), key=lambda place: known[place].smoothed)
+    lowest = min(range(len(known)), key=lambda index: known[index].smoothed)
     slopes = {
-        place: (known[place + 1].smoothed - known[place - 1].smoothed)
-        / math.log(known[place + 1].rate / known[place - 1].rate)
-        for place in range(1, min(lowest, len(known) - 2) + 1)
+        index: (known[index + 1].smoothed - known[index - 1].smoothed)
+        / math.log(known[index + 1].rate / known[index - 1].rate)
+        for index in range(1, min(lowest, len(known) - 2) + 1)
     }
     if not slopes or min(slopes.values()) >= 0:
         return None
-    steepest = known[min(slopes, key=lambda place: slopes[place])].rate
+    steepest = known[min(slopes, key=lambda index: slopes[index])].rate
     return Suggestion(min(steepest, known[lowest].rate / 10), steepest, known[lowest].rate)

@@ -12,7 +12,7 @@ from pipelines.training.memory.memory import MemoryLimit, Needs, memory_limit, r
 from pipelines.training.memory.needs import estimate
 from pipelines.training.ranks.collective import rank_of_job, ranks_on_host
 from pipelines.training.ranks.events import MemoryNeeded, tell
-from pipelines.training.setup.parts import Parts
+from pipelines.training.setup.rank_setup import RankSetup
 from pipelines.training.step.mode import Mode
 
 
@@ -25,16 +25,16 @@ class Shortage:
         self._needs: Needs | None = None
         self._limit: MemoryLimit | None = None
 
-    def know(self, parts: Parts, mode: Mode) -> None:
+    def know(self, setup: RankSetup, mode: Mode) -> None:
         """Estimate the needs of the model; rank 0 sends them to the driver, because a killed rank sends nothing.
 
         Args:
-            parts: The parts that the rank trains with.
+            setup: The setup of the rank.
             mode: Its training mode.
         """
-        self._needs = estimate(parts.model, mode, parts.manifest, accumulates=parts.micro_batches > 1)
+        self._needs = estimate(setup.model, mode, setup.manifest, accumulates=setup.micro_batches > 1)
         self._limit = _limit()
-        if parts.collective.rank == 0 and not membership.is_spare():
+        if setup.collective.rank == 0 and not membership.is_spare():
             tell(MemoryNeeded(needs=self._needs, limit=self._limit))
 
     def has_room(self) -> bool:

@@ -28,7 +28,7 @@ def _settings(group_size: int) -> Iterator[None]:
     # * If every layer waits for a sum over its group, which takes a cycle or two.
     # * With spares. If a cycle is set, Horovod 0.28 gives ranks that join again another size of the fusion buffer than
     #   a spare. The ranks would then exchange different tensors.
-    if not (tf.config.get_visible_devices("GPU") or group_size > 1 or membership.kept_memory()):
+    if not (tf.config.get_visible_devices("GPU") or group_size > 1 or membership.shared_memory_files()):
         settings[membership.CYCLE_TIME] = "5"
     added = {name: value for name, value in settings.items() if name not in os.environ}
     os.environ.update(added)
@@ -78,8 +78,8 @@ class HorovodCollective:
         """
         self.rank, self.size = rank_of_job(), ranks_of_job()
         assert self.size % group_size == 0, "the driver checks that groups divide the ranks"
-        number, place = divmod(self.rank, group_size)
-        self.group = HorovodGroup(place, group_size)
+        number, position = divmod(self.rank, group_size)
+        self.group = HorovodGroup(position, group_size)
         """The group of this rank."""
         self.peers = HorovodGroup(number, self.size // group_size) if has_peers else HorovodGroup(0, 1)
         """The ranks with the same number in their groups, in group order; without `has_peers` only this rank."""
@@ -155,11 +155,11 @@ class HorovodCollective:
         if self.size == 1:
             return
         # Horovod does not support uint32, the type of these states. The launcher's Keras support does not send them.
-        states = [place for place, each in enumerate(variables) if each.dtype == tf.uint32]
-        sent = {place: tf.Variable(tf.bitcast(variables[place], tf.int32)) for place in states}
-        hvd.broadcast_variables([sent.get(place, each) for place, each in enumerate(variables)], root_rank=root)
-        for place, bits in sent.items():
-            variables[place].assign(tf.bitcast(bits, tf.uint32))
+        states = [position for position, each in enumerate(variables) if each.dtype == tf.uint32]
+        sent = {position: tf.Variable(tf.bitcast(variables[position], tf.int32)) for position in states}
+        hvd.broadcast_variables([sent.get(position, each) for position, each in enumerate(variables)], root_rank=root)
+        for position, bits in sent.items():
+            variables[position].assign(tf.bitcast(bits, tf.uint32))
 
     def broadcast_number(self, value: int) -> int:
         """Return rank 0's value."""

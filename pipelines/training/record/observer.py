@@ -6,7 +6,7 @@ import tensorflow as tf
 from pipelines.tracking.journal.system import SystemSampler
 from pipelines.training.ranks.collective import HorovodCollective
 from pipelines.training.record.phases import StepPhases, StepSums, divide
-from pipelines.training.record.record import Record
+from pipelines.training.record.run_recorder import RunRecorder
 from pipelines.training.step.loop import EpochResult
 from pipelines.training.step.step import StepClocks, StepFigures
 
@@ -14,15 +14,15 @@ from pipelines.training.step.step import StepClocks, StepFigures
 class StepMeasurements:
     """Collects the figures of each step of an epoch; see `StepObserver`."""
 
-    def __init__(self, clocks: StepClocks, record: Record | None, further_bytes: int = 0) -> None:
+    def __init__(self, clocks: StepClocks, recorder: RunRecorder | None, further_bytes: int = 0) -> None:
         """Start a new epoch.
 
         Args:
             clocks: The clocks that measure the step.
-            record: The record that each step is written to; None on ranks other than 0.
+            recorder: Records each step; None on ranks other than 0.
             further_bytes: Payload of a step in addition to that of the gradients.
         """
-        self._clocks, self._record, self._further_bytes = clocks, record, further_bytes
+        self._clocks, self._recorder, self._further_bytes = clocks, recorder, further_bytes
         self._steps: list[StepFigures] = []
         self.steps_done = 0
         """Number of optimizer steps of the run so far."""
@@ -40,8 +40,8 @@ class StepMeasurements:
         self._steps.append(figures)
         self.payload_bytes += payload
         self.steps_done = step + 1
-        if self._record is not None:
-            self._record.write_step(step, loss, figures.exchange._replace(payload_bytes=payload))
+        if self._recorder is not None:
+            self._recorder.write_step(step, loss, figures.exchange._replace(payload_bytes=payload))
 
     def go_on_after(self, step: int) -> None:
         """Drop the steps of the epoch: the in-memory checkpoint has the earlier ones, later ones are trained again.

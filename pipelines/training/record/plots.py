@@ -61,14 +61,14 @@ def where_the_step_goes(history: Sequence[Mapping[str, float]], last: StepPhases
     by_epoch, by_rank = figure.subplots(1, 2, sharey=True)
     known = [(epoch, row) for epoch, row in enumerate(history, 1) if "time/step_compute_seconds" in row]
     ranks = len(last.seconds)
-    for axis, places, columns in (
+    for axis, positions, columns in (
         (by_epoch, [epoch for epoch, _ in known], [_phases_of(row) for _, row in known]),
         (by_rank, list(range(ranks)), list(last.seconds)),
     ):
-        bottom = [0.0] * len(places)
+        bottom = [0.0] * len(positions)
         for name in PHASES:
             heights = [1000 * column[name] for column in columns]
-            axis.bar(places, heights, bottom=bottom, width=0.9, label=name)
+            axis.bar(positions, heights, bottom=bottom, width=0.9, label=name)
             bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(axis="y", alpha=0.3)
@@ -151,15 +151,15 @@ def per_class_bars(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
     ordered = sorted(rows, key=lambda row: row["support"])
     figure = Figure(figsize=(_WIDTH_INCHES, 1.2 + 0.36 * len(ordered)), layout="constrained")
     axis = figure.subplots()
-    places = range(len(ordered))
-    axis.barh([place + 0.2 for place in places], [row["f1"] for row in ordered], 0.38, label="F1")
+    positions = range(len(ordered))
+    axis.barh([position + 0.2 for position in positions], [row["f1"] for row in ordered], 0.38, label="F1")
     axis.barh(
-        [place - 0.2 for place in places],
+        [position - 0.2 for position in positions],
         [row["average_precision"] for row in ordered],
         0.38,
         label="average precision",
     )
-    axis.set_yticks(list(places), [f"{_short(row['class'])} ({row['support']})" for row in ordered])
+    axis.set_yticks(list(positions), [f"{_short(row['class'])} ({row['support']})" for row in ordered])
     axis.set_xlim(0, 1)
     axis.set_ylim(-0.6, len(ordered) - 0.4)
     axis.set_title(title)

@@ -60,9 +60,9 @@ def confusion_picture(predictions: Predictions, class_names: Sequence[str], titl
     figure = Figure(figsize=(size + 1.2, size), layout="constrained")
     axis = figure.subplots()
     shown = axis.imshow(counts / whole, cmap="Blues", vmin=0, vmax=1)
-    places = range(len(class_names))
-    axis.set_xticks(places, [_short(name) for name in class_names], rotation=90, fontsize=7)
-    axis.set_yticks(places, [_short(name) for name in class_names], fontsize=7)
+    ticks = range(len(class_names))
+    axis.set_xticks(ticks, [_short(name) for name in class_names], rotation=90, fontsize=7)
+    axis.set_yticks(ticks, [_short(name) for name in class_names], fontsize=7)
     multi_label = predictions.task == "multi_label"
     axis.set_ylabel("label that was missed (diagonal: found)" if multi_label else "class")
     axis.set_xlabel("label that was predicted and wrong" if multi_label else "predicted class")
@@ -99,15 +99,15 @@ def contact_sheet(
     axis.set_axis_off()
     axis.text(width / 2, 0.6 * _HEADING_INCHES, title, ha="center", va="center", fontsize=12)
     decisions, losses = predictions.decisions, predictions.losses
-    for number, (name, places) in enumerate((("highest losses", worst), ("lowest losses", best))):
+    for number, (name, samples) in enumerate((("highest losses", worst), ("lowest losses", best))):
         top = _HEADING_INCHES + number * part_height
         axis.text(width / 2, top + 0.6 * _HEADING_INCHES, name, ha="center", va="center", fontsize=9)
-        for index, place in enumerate(places):
+        for index, sample in enumerate(samples):
             row, column = divmod(index, _PER_ROW)
             corner = column * _CELL_WIDTH + _GAP, top + _HEADING_INCHES + row * _CELL_HEIGHT
-            truth = _names(predictions.targets[place] > 0, class_names)
-            text = f"is: {truth}\npredicted: {_names(decisions[place], class_names)}"
-            _show_image(axis, corner, image_of(int(predictions.rows[place])), f"loss {losses[place]:.2f}", text)
+            truth = _names(predictions.targets[sample] > 0, class_names)
+            text = f"is: {truth}\npredicted: {_names(decisions[sample], class_names)}"
+            _show_image(axis, corner, image_of(int(predictions.rows[sample])), f"loss {losses[sample]:.2f}", text)
     return figure
 
 

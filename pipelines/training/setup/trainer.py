@@ -5,7 +5,7 @@ from conf.sections.training import TrainingConfig
 from models.compression.arithmetic.graph import Marks
 from models.schedules import Schedule
 from pipelines.training.ranks.stop import StopAgreement
-from pipelines.training.setup.parts import Parts
+from pipelines.training.setup.rank_setup import RankSetup
 from pipelines.training.setup.recipe import make_mode
 from pipelines.training.step.loop import Trainer
 from pipelines.training.step.loss_scale import LossScale
@@ -16,7 +16,7 @@ from pipelines.training.step.weight_average import WeightAverage
 
 def make_mode_of(
     config: RunConfig,
-    parts: Parts,
+    setup: RankSetup,
     *,
     steps_per_epoch: int,
     stop: StopAgreement | None = None,
@@ -24,14 +24,14 @@ def make_mode_of(
     average: WeightAverage | None = None,
     clocks: StepClocks | None = None,
 ) -> Mode:
-    """Make the configured mode for the parts of a rank; for the arguments see `make_mode`."""
+    """Make the configured mode for the setup of a rank; for the arguments see `make_mode`."""
     return make_mode(
         config,
-        parts.model,
-        parts.loss,
-        parts.collective,
+        setup.model,
+        setup.loss,
+        setup.collective,
         steps_per_epoch=steps_per_epoch,
-        micro_batches=parts.micro_batches,
+        micro_batches=setup.micro_batches,
         marks=Marks() if config.training.trace_steps is not None else None,
         stop=stop,
         loss_scale=loss_scale,
@@ -41,13 +41,13 @@ def make_mode_of(
 
 
 def make_trainer(
-    training: TrainingConfig, parts: Parts, mode: Mode, schedule: Schedule, stop: StopAgreement | None = None
+    training: TrainingConfig, setup: RankSetup, mode: Mode, schedule: Schedule, stop: StopAgreement | None = None
 ) -> Trainer:
     """Make the trainer that turns the batches of this rank into updates.
 
     Args:
         training: The settings of the training.
-        parts: The parts of this rank.
+        setup: The setup of this rank.
         mode: The mode that takes the steps.
         schedule: Learning rate by optimizer step.
         stop: The agreement on when to stop, which `mode` includes; None: training cannot be asked to stop.
@@ -62,10 +62,10 @@ def make_trainer(
         step=mode.step,
         optimizer=mode.optimizer,
         schedule=schedule,
-        collective=parts.collective,
+        collective=setup.collective,
         stop=stop,
         accumulate=mode.accumulate,
-        micro_batches=parts.micro_batches,
+        micro_batches=setup.micro_batches,
         reset=reset,
         block=mode.block,
         ranks_per_copy=training.mode.declaration.ranks_per_copy,

@@ -16,7 +16,7 @@ from pipelines.dataset.format.manifest import Manifest
 from pipelines.dataset.read.reader import Batch
 from pipelines.launch.rank import membership
 from pipelines.training.ranks.collective import job_of_one
-from pipelines.training.setup.parts import Parts, make_inputs
+from pipelines.training.setup.rank_setup import RankSetup, make_inputs
 from pipelines.training.step.loop import Trainer
 from pipelines.training.step.step import Traceable
 
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 def step_ahead(
-    training: TrainingConfig, parts: Parts, trainer: Trainer, sizes: Sequence[Size | None], *, has_room: bool
+    training: TrainingConfig, setup: RankSetup, trainer: Trainer, sizes: Sequence[Size | None], *, has_room: bool
 ) -> None:
     """Take steps on zeros in a spare before it replaces a rank; the first step of a size compiles its graphs.
 
@@ -34,7 +34,7 @@ def step_ahead(
 
     Args:
         training: The settings of the training.
-        parts: The parts of the spare.
+        setup: The setup of the spare.
         trainer: The trainer with its steps.
         sizes: Image size of each remaining epoch. The size that is needed first is compiled first.
         has_room: Whether the memory is sufficient for a step. If not, the graphs are only traced.
@@ -43,8 +43,8 @@ def step_ahead(
     graphs = [graph for graph in steps if isinstance(graph, Traceable)]
     if not graphs or membership.is_turn():
         return
-    batch, began = _zeros(parts.model, parts.manifest, training.batch_size_per_worker), time.monotonic()
-    made = [make_inputs(training, parts.model, 0, size)(batch) for size in dict.fromkeys(sizes)]
+    batch, began = _zeros(setup.model, setup.manifest, training.batch_size_per_worker), time.monotonic()
+    made = [make_inputs(training, setup.model, 0, size)(batch) for size in dict.fromkeys(sizes)]
     for inputs in made:
         if inputs is not made[0] and membership.is_turn():
             return

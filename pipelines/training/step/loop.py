@@ -147,14 +147,14 @@ class StepHooks:
     """Receives the values of every step."""
     saver: StepSaver | None = None
     """Writes checkpoints within the epoch and when training is stopped; None: there are no such checkpoints."""
-    keeper: StepSaver | None = None
+    in_memory_saver: StepSaver | None = None
     """Writes in-memory checkpoints; None: there are none."""
     report: Callable[[Progress], None] = lambda progress: None
     """Called about once a second."""
 
     def save_where_due(self, step: int, losses: "_Losses", clock: Clock) -> None:
         """Write the checkpoints that are due after `step` optimizer steps, on disk and in memory."""
-        for saver in (self.saver, self.keeper):  # the first averages statistics that the second must include
+        for saver in (self.saver, self.in_memory_saver):  # the first averages statistics that the second must include
             if saver is not None and saver.is_due(step):
                 losses.settle()  # a checkpoint includes no step whose loss is unknown
                 saver.save(step, losses.total, clock.steady_seconds)

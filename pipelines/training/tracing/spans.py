@@ -174,10 +174,10 @@ def _times(start: float, end: float) -> dict[str, float]:
     return {"ts": begin, "dur": round(round(_MICRO * end, 1) - begin, 1)}
 
 
-def _named(kind: str, process: int, thread: int, name: str, place: int) -> list[Event]:
+def _named(kind: str, process: int, thread: int, name: str, position: int) -> list[Event]:
     """Return the events that set the name and the position of a process or a thread."""
     of = {"ph": "M", "pid": process, "tid": thread}
     return [
         {"name": f"{kind}_name", **of, "args": {"name": name}},
-        {"name": f"{kind}_sort_index", **of, "args": {"sort_index": place}},
+        {"name": f"{kind}_sort_index", **of, "args": {"sort_index": position}},
     ]

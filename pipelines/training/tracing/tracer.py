@@ -151,11 +151,11 @@ class StepTracer:
             trace = chrome_trace(ranks, read_timeline(recording.folder / _HOROVOD), self._about)
             text = json.dumps(trace)
             self._write(text, self._profiles, self._done)
-            place = f"artifact {TRACE_FILE}"
+            location = f"artifact {TRACE_FILE}"
             if self._folder is not None:
                 (self._folder / TRACE_FILE).write_text(text)
-                place = str(self._folder / TRACE_FILE)
-            log_to_driver(_described(ranks, place))
+                location = str(self._folder / TRACE_FILE)
+            log_to_driver(_described(ranks, location))
         shutil.rmtree(recording.folder, ignore_errors=True)
 
     def _begin(self) -> None:
@@ -171,10 +171,10 @@ class StepTracer:
             self._recording.spans.append(Span(phase, name, start, end, step))
 
 
-def _described(ranks: Sequence[RankTrace], place: str) -> str:
+def _described(ranks: Sequence[RankTrace], location: str) -> str:
     steps = sorted({span.step for rank in ranks for span in rank.spans})
     unknown = [number for number, rank in enumerate(ranks) if math.isinf(rank.error)]
     clocks = f"the clocks of all ranks agree to {1000 * max(rank.error for rank in ranks):.2f} ms"
     if unknown:
         clocks = f"the clocks of ranks {unknown} could not be compared, and their times are as they are"
-    return f"trace of steps {steps[0]} to {steps[-1]}: {place}, for https://ui.perfetto.dev; {clocks}"
+    return f"trace of steps {steps[0]} to {steps[-1]}: {location}, for https://ui.perfetto.dev; {clocks}"

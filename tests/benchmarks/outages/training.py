@@ -31,7 +31,7 @@ from pipelines.training.ranks.results import Evaluation, TrainingSummary
 from pipelines.training.record.epoch_metrics import epoch_metrics
 from pipelines.training.record.observer import StepMeasurements, make_sampler
 from pipelines.training.record.phases import divide
-from pipelines.training.record.record import Record
+from pipelines.training.record.run_recorder import RunRecorder
 from pipelines.training.step.loop import EpochResult
 from pipelines.training.step.step import Step, StepClocks, make_train_step
 from tests.benchmarks.parts.training import Alone, exchange_of, timed
@@ -101,11 +101,11 @@ def train(
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch("jobs.shell.display.say", told.append))
-        stack.enter_context(mock.patch("pipelines.training.record.record.tell", display))
+        stack.enter_context(mock.patch("pipelines.training.record.run_recorder.tell", display))
         stack.enter_context(suppress(TrackingError))  # what the store has not taken is in the journal
         driver = stack.enter_context(recorded_run(config, manifest(), display.tracking))
         with mock.patch.dict(os.environ, {} if offline else worker_environment()):
-            record = Record(driver.run, driver.checkpoints, lambda step: _RATE, start_step=0)
+            record = RunRecorder(driver.run, driver.checkpoints, lambda step: _RATE, start_step=0)
             measurements = StepMeasurements(StepClocks(), record)
             measurements.measure()  # the first call prepares TensorFlow, which the first step of a training does
             sampler = make_sampler(config.tracking.system_seconds, measurements)
@@ -176,7 +176,7 @@ def manifest() -> Manifest:
 class _Loop:
     """Steps that only wait, recorded by what records real ones."""
 
-    record: Record
+    record: RunRecorder
     measurements: StepMeasurements
     sampler: SystemSampler
     watch: _Watch
@@ -208,7 +208,7 @@ class _Loop:
         history.append(epoch_metrics(EpochResult(loss, 640.0, 0.02, steps, 5.0), phases, evaluations, None, {}))
         samples = [self.watch(self.sampler.take)]
         self.watch(self.record.write_epoch, history, evaluations, phases, step=step, samples=samples)
-        self.watch(self.record.hold, step)
+        self.watch(self.record.release, step)
 
 
 def _processor(threads: list[threading.Thread]) -> float:

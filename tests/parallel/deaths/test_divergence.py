@@ -29,7 +29,7 @@ def training_that_diverges(config: RunConfig, run: Any, checkpoints: Any) -> Any
 
     def spoil(rank: Any, step: int) -> None:
         if step == 6 and os.environ["HOROVOD_RANK"] == "1":
-            variable = rank.parts.model.trainable_variables[-1]  # of the head: an activation may hide a NaN
+            variable = rank.setup.model.trainable_variables[-1]  # of the head: an activation may hide a NaN
             variable.assign(np.full(variable.shape, np.nan, np.float32))
 
     return train_worker(config, run, checkpoints, before_step=spoil)

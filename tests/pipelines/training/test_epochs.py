@@ -10,6 +10,7 @@ from conf.load import load
 from pipelines.launch.rank.report import StoppedOnRequest
 from pipelines.training.checkpoint.state import TrainingState
 from pipelines.training.epochs import Epochs
+from pipelines.training.rank_training import EpochPlan
 
 STEPS = 4
 
@@ -24,24 +25,23 @@ def epochs_of() -> Any:
     def make(
         *,
         recovery: object = None,
-        record: Any = None,
+        recorder: Any = None,
         validate: object = None,
         block: Callable[[int], int] = lambda step: step,
     ) -> Epochs:
         rank: Any = SimpleNamespace(
-            config=load("smoke", ["training.epochs=2"]),
-            steps=STEPS,
-            sizes=[None, None],
-            stop=SimpleNamespace(is_requested_now=lambda: True),
+            training=load("smoke", ["training.epochs=2"]).training,
+            plan=EpochPlan(STEPS, 8, [None, None]),
+            step_parts=SimpleNamespace(stop=SimpleNamespace(is_requested_now=lambda: True)),
             recovery=recovery,
             mode=SimpleNamespace(block=block, come_together=None),
             validate=validate,
             data=SimpleNamespace(batches_of=begin),
-            parts=SimpleNamespace(collective=None, model=None),
+            setup=SimpleNamespace(collective=None, model=None),
             checkpoints=SimpleNamespace(initial=None),
             trainer=None,
         )
-        return Epochs(rank, record, measurements=None, sampler=None, tracer=None)  # type: ignore[arg-type]
+        return Epochs(rank, recorder, measurements=None, sampler=None, tracer=None)  # type: ignore[arg-type]
 
     return make
 
@@ -54,11 +54,11 @@ def state(epochs_done: int, step: int) -> TrainingState:
     ("step", "recovery", "every", "stops_after"),
     [
         (0, None, 1, 0),
-        (0, "kept", 1, 0),
-        (4, "kept", 1, 4),
+        (0, "in memory", 1, 0),
+        (4, "in memory", 1, 4),
         (5, None, 1, 5),
-        # Ranks that are together at an epoch's end only decide alike, whatever step each has kept.
-        *((step, "kept", STEPS, 4) for step in (4, 5, 7)),
+        # Ranks that are together at an epoch's end only decide alike, whatever step each has in memory.
+        *((step, "in memory", STEPS, 4) for step in (4, 5, 7)),
     ],
 )
 def test_where_a_checkpoint_has_all_steps_training_stops_at_once(
@@ -69,14 +69,14 @@ def test_where_a_checkpoint_has_all_steps_training_stops_at_once(
         epochs.train(state(step // STEPS, step))
 
 
-def test_what_ranks_keep_in_memory_only_gets_a_step_after_which_a_checkpoint_is_written(epochs_of: Any) -> None:
+def test_what_ranks_have_in_memory_only_gets_a_step_after_which_a_checkpoint_is_written(epochs_of: Any) -> None:
     with pytest.raises(RuntimeError, match="an epoch began at step 1"):
-        epochs_of(recovery="kept").train(state(1, 5))
+        epochs_of(recovery="in memory").train(state(1, 5))
 
 
 @pytest.mark.parametrize(("step", "drawn"), [(8, [8]), (9, [])])
 def test_weights_within_an_epoch_are_not_drawn_for_that_before(epochs_of: Any, step: int, drawn: list[int]) -> None:
     steps: list[int] = []
-    record = SimpleNamespace(draw_again=lambda history, evaluations, step: steps.append(step))
-    epochs_of(record=record, validate=dict).train(state(2, step))
+    recorder = SimpleNamespace(draw_again=lambda history, evaluations, step: steps.append(step))
+    epochs_of(recorder=recorder, validate=dict).train(state(2, step))
     assert steps == drawn

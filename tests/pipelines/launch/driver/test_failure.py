@@ -12,7 +12,7 @@ from pipelines.launch.driver.failure import (
     failure_of,
     outcome_of_exit,
 )
-from pipelines.launch.rank.membership import NOTHING_KEPT
+from pipelines.launch.rank.membership import NO_COMMON_STATE
 from pipelines.launch.wire.messages import FunctionFailure, ProcessExit
 
 SHUT_DOWN = FunctionFailure(
@@ -42,7 +42,7 @@ gradients are not finite : Tensor had NaN values
         (replace(PLAIN, failure=SHUT_DOWN), "consequence", "UnknownError: Horovod has been shut down"),
         (replace(PLAIN, failure=replace(SHUT_DOWN, message="boom")), "exception", "UnknownError: boom"),
         (
-            replace(PLAIN, failure=FunctionFailure("RuntimeError", f"{NOTHING_KEPT}: nothing is there", "t")),
+            replace(PLAIN, failure=FunctionFailure("RuntimeError", f"{NO_COMMON_STATE}: nothing is there", "t")),
             "consequence",
             "RuntimeError: a rank has died before every rank had done a step",
         ),

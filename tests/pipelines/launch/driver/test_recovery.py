@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipelines.launch.driver.failure import RankLostError, WorkerError
-from pipelines.launch.rank.membership import is_spare, join, kept_memory, wait_for_turn
+from pipelines.launch.rank.membership import is_spare, join, shared_memory_files, wait_for_turn
 from pipelines.launch.rank.report import StoppedOnRequest, attempt, report, step_done, stop_requested
 from pipelines.launch.runner import Attempt, BarrierRunner
 from tests.patience import alive, wait_until
@@ -37,7 +37,7 @@ def job(folder: str, steps: int, fail: Callable[[int, int, int], None]) -> tuple
     """
     place, rank, size = Path(folder), int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
     wait_for_turn()
-    memory = kept_memory()
+    memory = shared_memory_files()
     kept = json.loads((os.pread(memory[0], 1 << 16, 0) if memory else b"") or b'{"step": 0, "pids": []}')
     step, pids, taken = kept["step"], [*kept["pids"], os.getpid()], []
 
@@ -182,7 +182,7 @@ def test_without_spares_join_sets_the_time_of_one_operation_and_nothing_else(tmp
         wait_for_turn()
         join()
         other = os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] != before
-        return os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"], other, is_spare(), kept_memory()
+        return os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"], other, is_spare(), shared_memory_files()
 
     runner = BarrierRunner(None, 2, start_timeout=200, exchange_timeout=9, log_to_driver="none")
     assert runner.run_all(work) == [("9", True, False, ())] * 2

@@ -23,8 +23,8 @@ from pipelines.training.checkpoint.state import (
     save_rank_state,
 )
 from pipelines.training.driver.checks import check_output
-from pipelines.training.driver.held_run import held_run
-from pipelines.training.driver.output import RankJournal, publish_records, records_folder, run_place
+from pipelines.training.driver.output import RankJournal, publish_records, records_folder, run_location
+from pipelines.training.driver.run_lock import locked_run
 
 
 def state(step: int) -> TrainingState:
@@ -133,7 +133,7 @@ def test_records_are_copied_there_and_back(place: Location, tmp_path: Path) -> N
 
 
 def test_a_journal_that_was_not_fetched_stays_after_a_failure(s3_folder: str, place: Location) -> None:
-    assert run_place(s3_folder, "run") == place
+    assert run_location(s3_folder, "run") == place
     for writer in ("rank-0", "driver"):
         place.write(f"journal/{writer}/entries.jsonl", b"points")
     records = records_folder(s3_folder) / "run"
@@ -146,25 +146,25 @@ def test_a_journal_that_was_not_fetched_stays_after_a_failure(s3_folder: str, pl
 
 
 def test_two_drivers_cannot_train_one_run(place: Location) -> None:
-    with held_run(place) as check:
+    with locked_run(place) as check:
         check()
         (name,) = place.names("checkpoints")
         with pytest.raises(ValueError, match=r"another job is writing s3://.*/run \(process \d+ on .*, seen \d+ s ago"):
-            ExitStack().enter_context(held_run(place))
+            ExitStack().enter_context(locked_run(place))
         place.remove(f"checkpoints/{name}")  # as a driver does that took this one for dead
         with pytest.raises(RuntimeError, match="another job took over"):
             check()
-    with held_run(place):  # it ends with its block
+    with locked_run(place):  # it ends with its block
         pass
     assert place.names("checkpoints") == []
 
 
 def test_storage_that_takes_whole_files_only_has_a_lease_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.training.driver.held_run.takes_whole_files_only", lambda folder: True)
+    monkeypatch.setattr("pipelines.training.driver.run_lock.takes_whole_files_only", lambda folder: True)
     with (
-        held_run(Location.at(tmp_path / "run")),
+        locked_run(Location.at(tmp_path / "run")),
         pytest.raises(ValueError, match="another job is writing"),
-        held_run(Location.at(tmp_path / "run")),
+        locked_run(Location.at(tmp_path / "run")),
     ):
         pass
     assert list((tmp_path / "run").rglob("*.json")) == []

@@ -16,7 +16,7 @@ from conf.sections.optimizers import LARSConfig
 from pipelines.storage.folder import Location
 from pipelines.training.checkpoint.files import DamagedError, check_writable, list_checkpoints
 from pipelines.training.checkpoint.state import (
-    KEPT,
+    RETAINED,
     RankStates,
     TrainingState,
     assign_arrays,
@@ -138,7 +138,7 @@ def test_the_state_of_every_rank_belongs_to_a_checkpoint(folder: Location) -> No
     assert [values["residual/a"][0] for values in RankStates(path, found.exchange_ranks)] == [30.0, 31.0]
     # Those of a checkpoint that was removed went with it.
     assert [path.name for path in list_checkpoints(folder)] == ["step-00000014.npz", "step-00000021.npz"]
-    assert len(folder.names()) == KEPT * 3
+    assert len(folder.names()) == RETAINED * 3
     folder.remove("step-00000021.rank-00001.npz")
     with pytest.raises(DamagedError, match=r"step-00000021\.rank-00001"):
         RankStates(path, 2)[1]

@@ -23,9 +23,9 @@ from pipelines.tracking.journal.writer import RunWriter
 from pipelines.tracking.store import revision, runs
 from pipelines.tracking.store.recorded import recorded_training
 from pipelines.tracking.store.store import TrackedRun, TrackingError
-from pipelines.training.driver.run import DriverRecord, newest_resumable, recorded_run, with_stored_run
+from pipelines.training.driver.run import DriverRecorder, newest_resumable, recorded_run, with_stored_run
 from pipelines.training.ranks.results import TrainingSummary
-from pipelines.training.record.record import Record
+from pipelines.training.record.run_recorder import RunRecorder
 from pipelines.training.setup.description import settings_of
 from tests.pipelines.training.manifests import rgb_manifest
 
@@ -55,7 +55,7 @@ def resuming(run_id: str) -> str:
 
 
 @contextmanager
-def recorded(*settings: str, tags: dict[str, str] | None = None) -> Iterator[DriverRecord]:
+def recorded(*settings: str, tags: dict[str, str] | None = None) -> Iterator[DriverRecorder]:
     with recorded_run(config(*settings), MANIFEST, lambda news, reason: None, tags) as driver:
         yield driver
 
@@ -194,7 +194,7 @@ def test_a_run_without_its_description_is_not_continued(client: MlflowClient) ->
 def test_a_run_ends_as_its_training_does_and_a_resumed_one_finishes(
     client: MlflowClient, error: BaseException, status: str
 ) -> None:
-    def dies_in_rank_0(driver: DriverRecord) -> None:
+    def dies_in_rank_0(driver: DriverRecorder) -> None:
         # Rank 0 leaves a journal; the steps after its checkpoint are to be repeated.
         rank = RunWriter(driver.run, rank_journal(driver.folder))
         rank.metrics({"train/loss": 0.5}, step=8, after_step=8)
@@ -266,7 +266,7 @@ def test_steps_that_led_to_another_ranks_divergence_are_recorded_and_those_to_it
     client: MlflowClient, has_diverged: bool, steps: list[int]
 ) -> None:
     with recorded() as driver:
-        rank = Record(driver.run, driver.checkpoints, lambda step: 0.1, start_step=0)
+        rank = RunRecorder(driver.run, driver.checkpoints, lambda step: 0.1, start_step=0)
         for step in range(3):
             rank.write_step(step, 0.5, ExchangeFigures(0, 1, 0, 0, 0, 0))
         rank.write_unsaved_steps()
@@ -334,7 +334,7 @@ def test_a_run_whose_folder_cannot_be_held_does_not_stay_running(
     def away(place: object) -> NoReturn:
         raise StorageError("the storage is away")
 
-    monkeypatch.setattr("pipelines.training.driver.run.held_run", away)
+    monkeypatch.setattr("pipelines.training.driver.run.locked_run", away)
     with pytest.raises(StorageError, match="the storage is away"):
         record("tracking.experiment=held")
     experiment: Any = client.get_experiment_by_name("held")

@@ -49,7 +49,7 @@ def test_the_steps_of_the_rate_are_summed_and_the_first_one_is_not(
     assert (alone.encode, payload, nothing_left.steps, nothing_left.encode) == (1.0, 0.0, 0, 0.0)
 
 
-def test_steps_that_a_kept_state_tells_of_are_forgotten(record: Callable[..., StepMeasurements]) -> None:
+def test_steps_that_an_in_memory_checkpoint_has_are_forgotten(record: Callable[..., StepMeasurements]) -> None:
     for step, payload in enumerate((100.0, 200.0, 900.0)):
         measurements = record(step, [payload] * 8)
     measurements.go_on_after(2)

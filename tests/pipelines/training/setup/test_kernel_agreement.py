@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from models.compression import kernels
-from pipelines.training.setup.parts import agree_on_kernels
+from pipelines.training.setup.rank_setup import agree_on_kernels
 
 
 @pytest.mark.skipif(not kernels.LIBRARY.exists(), reason="the project was installed without a compiler")

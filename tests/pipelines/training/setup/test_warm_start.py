@@ -19,7 +19,7 @@ from pipelines.tracking.store.runs import start_run
 from pipelines.training.checkpoint.settings import recorded_settings
 from pipelines.training.checkpoint.state import TrainingState, save_checkpoint
 from pipelines.training.driver.trial import build_parts, has_own_parts
-from pipelines.training.setup import parts
+from pipelines.training.setup import rank_setup
 from pipelines.training.setup.recipe import freeze_layers, make_model, make_optimizer
 from pipelines.training.setup.warm_start import begin_with, check_source, dataset_names
 from pipelines.training.step.accumulation import moving_statistics
@@ -84,7 +84,7 @@ def test_a_further_attempt_with_a_checkpoint_needs_no_source(
     chosen, one = config("warm_start.source=/nowhere/model.keras"), SimpleNamespace(rank=0)
     monkeypatch.setenv(ATTEMPT_VARIABLE, attempt)
     with nullcontext() if begins else pytest.raises(ValueError, match="File not found"):
-        parts._begin(chosen, MANIFEST, checkpoint[1], one, checkpoint[0].parent / folder)  # type: ignore[arg-type]
+        rank_setup._begin(chosen, MANIFEST, checkpoint[1], one, checkpoint[0].parent / folder)  # type: ignore[arg-type]
 
 
 def test_a_keras_file_goes_by_shape(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The parts that one rank trains with, made from the configuration; training and the finders start with them."""
+"""The setup of one rank, made from the configuration; training and the finders start with it."""
 
 import functools
 import logging
@@ -19,7 +19,7 @@ from pipelines.launch.rank import membership
 from pipelines.launch.rank.report import attempt, log_to_driver
 from pipelines.storage.folder import Location
 from pipelines.training.checkpoint.files import list_checkpoints
-from pipelines.training.checkpoint.kept_state import rank_uses_kernels
+from pipelines.training.checkpoint.in_memory import rank_uses_kernels
 from pipelines.training.ranks.collective import HorovodCollective, ranks_of_job, use_assigned_devices
 from pipelines.training.setup.objective import make_loss
 from pipelines.training.setup.recipe import freeze_layers, make_model
@@ -33,8 +33,8 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The parts that one rank trains with; every rank makes them with the same calls."""
+class RankSetup:
+    """The ranks, the dataset, the model and the loss of one rank; every rank makes them with the same calls."""
 
     collective: HorovodCollective
     manifest: Manifest
@@ -46,8 +46,8 @@ class Parts:
     """Payload per step that batch norm over ranks adds: bytes of an allreduce over all ranks with the same cost."""
 
 
-def make_parts(config: RunConfig, checkpoint_folder: Location | None = None) -> Parts:
-    """Join the ranks and make the parts of this rank; a later broadcast gives all ranks the weights of rank 0.
+def make_rank_setup(config: RunConfig, checkpoint_folder: Location | None = None) -> RankSetup:
+    """Join the ranks and make the setup of this rank; a later broadcast gives all ranks the weights of rank 0.
 
     Args:
         config: The whole configuration.
@@ -73,7 +73,7 @@ def make_parts(config: RunConfig, checkpoint_folder: Location | None = None) -> 
     assert micro_batches is not None, "the driver checks that the global batch divides"
     loss = make_loss(config.training, manifest)
     statistics = _batch_norm_bytes(model, collective, micro_batches) if span > 1 else 0
-    return Parts(collective, manifest, micro_batches, model, loss, statistics)
+    return RankSetup(collective, manifest, micro_batches, model, loss, statistics)
 
 
 def join_ranks(group_size: int = 1, *, has_peers: bool = False) -> HorovodCollective:
@@ -102,7 +102,7 @@ def _use_kernels_as_others(codec: str) -> None:
     """Let a spare use C++ kernels only if the process that it may replace uses them."""
     if codec not in kernels.CODECS:
         return
-    if rank_uses_kernels(membership.kept_memory()[:2], give_up=membership.is_turn) is False:
+    if rank_uses_kernels(membership.shared_memory_files()[:2], give_up=membership.is_turn) is False:
         kernels.disable()
 
 
@@ -111,7 +111,7 @@ def make_inputs(training: TrainingConfig, model: keras.Model, epoch: int, size: 
 
     Args:
         training: The settings of the training.
-        model: The model of `make_parts`.
+        model: The model of `make_rank_setup`.
         epoch: Index of the epoch, from 0.
         size: Height and width of the images in this epoch, see `pipelines.training.setup.resolution`; None: those of
             the dataset.

@@ -15,11 +15,11 @@ from models.compression.exchange.figures import ExchangeFigures
 from pipelines.storage.folder import Location
 from pipelines.tracking.store import runs
 from pipelines.tracking.store.store import TrackedRun
-from pipelines.training.checkpoint.kept_state import KeptRows
+from pipelines.training.checkpoint.in_memory import InMemoryRows
 from pipelines.training.record.epoch_metrics import epoch_metrics, totals_after
 from pipelines.training.record.phase_table import FILE_NAME, PhaseTable
 from pipelines.training.record.phases import divide
-from pipelines.training.record.record import Record
+from pipelines.training.record.run_recorder import RunRecorder
 from pipelines.training.step.loop import EpochResult
 
 TWO_RANKS = divide(np.array([[1.0, 0.1, 0.0, 0.2, 0.0, 0.1, 0.3], [1.0, 0.1, 0.0, 0.1, 0.0, 0.1, 0.2]]))
@@ -28,7 +28,7 @@ EPOCH = {"train/loss": 0.5, "time/step_seconds": 1.0}
 EPOCH |= {f"time/step_{name}_seconds": seconds for name, seconds in TWO_RANKS.mean.items()}
 
 
-Make = Callable[..., Record]
+Make = Callable[..., RunRecorder]
 
 
 @pytest.fixture
@@ -45,15 +45,15 @@ def run(module_mlflow_store: str) -> TrackedRun:
 def record_of(checkpoints: Location) -> Make:
     """Makes the record of a process that trains from a step on."""
 
-    def make(run: TrackedRun, start_step: int = 0, **more: Any) -> Record:
-        return Record(run, checkpoints, lambda step: 0.1, start_step=start_step, **more)
+    def make(run: TrackedRun, start_step: int = 0, **more: Any) -> RunRecorder:
+        return RunRecorder(run, checkpoints, lambda step: 0.1, start_step=start_step, **more)
 
     return make
 
 
-def end(record: Record, step: int) -> None:
+def end(record: RunRecorder, step: int) -> None:
     """A checkpoint and the end of the training after a step."""
-    record.hold(step)
+    record.release(step)
     assert record.write_end({}, {}, steps=step) == ("", "")
 
 
@@ -66,12 +66,12 @@ def test_a_resumed_training_keeps_where_the_steps_of_earlier_epochs_went(
 ) -> None:
     first = record_of(run)
     first.write_epoch([EPOCH], {}, TWO_RANKS, step=4)
-    first.hold(4)
+    first.release(4)
     # It dies before the checkpoint of its second epoch, which the next process repeats, on one rank.
     first.write_epoch([EPOCH, EPOCH], {}, TWO_RANKS, step=8)
     second = record_of(run, 4)
     second.write_epoch([EPOCH, EPOCH], {}, ONE_RANK, step=8)
-    second.hold(8)
+    second.release(8)
     second.write_epoch([EPOCH] * 3, {}, TWO_RANKS, step=12)
     end(second, 12)
     table = json.loads(artifact_text(run.uri, run.run_id, "where_the_step_goes.json"))
@@ -98,7 +98,7 @@ def test_epochs_whose_journal_is_lost_are_written_from_the_checkpoint(
     for epoch, place in enumerate((run, away, away), 1):
         record = record_of(place, 4 * epoch - 4)
         record.write_epoch(history[:epoch], {}, TWO_RANKS, step=4 * epoch)
-        record.hold(4 * epoch)
+        record.release(4 * epoch)
         assert record.write_end({}, {}, steps=4 * epoch)[1] == ("tracking.offline=true" if place is away else "")
         if epoch == 2:
             shutil.rmtree(tmp_path / "journal")
@@ -155,13 +155,13 @@ def test_a_table_that_cannot_be_read_is_begun_again(tmp_path: Path, caplog: pyte
 
 def test_behind_a_url_the_records_of_an_epoch_are_there_before_its_checkpoint(s3_folder: str) -> None:
     place, run = Location(s3_folder) / "run", TrackedRun("", "offline-1")
-    first = Record(run, place / "checkpoints", lambda step: 0.1, start_step=0)
+    first = RunRecorder(run, place / "checkpoints", lambda step: 0.1, start_step=0)
     first.write_epoch([EPOCH], {}, TWO_RANKS, step=4)
     # Its machine is lost between the checkpoint and the next call.
     assert set(place.files()) >= {"checkpoints/phases.json", "journal/rank-0/entries.jsonl"}
-    again = Record(run, place / "checkpoints", lambda step: 0.1, start_step=4)
+    again = RunRecorder(run, place / "checkpoints", lambda step: 0.1, start_step=4)
     again.write_epoch([EPOCH, EPOCH], {}, ONE_RANK, step=8)
-    again.hold(8)
+    again.release(8)
     assert again.write_end({}, {}, steps=8) == ("", "tracking.offline=true")
     lines = [json.loads(line) for line in place.read("journal/rank-0/entries.jsonl").splitlines()]
     points = [point for line in lines for point in line.get("content", {}).get("points", [])]
@@ -203,7 +203,7 @@ def test_compiling_is_no_part_of_the_time_of_a_training() -> None:
 def test_steps_that_are_taken_again_are_kept_for_the_next_process(run: TrackedRun, record_of: Make) -> None:
     """Another rank dies, and this one before the next checkpoint: nothing else remembers what it wrote meanwhile."""
     memory = os.memfd_create("rows")
-    rows = KeptRows(memory)
+    rows = InMemoryRows(memory)
     record = record_of(run, rows=rows)
     for steps in (range(10), range(5, 12)):
         if steps.start:

@@ -17,7 +17,7 @@ from pipelines.tracking.journal.system import Sample, curves_of
 from pipelines.tracking.journal.writer import Point, RunWriter, now
 from pipelines.tracking.metrics import VALIDATION_GROUP, headlines
 from pipelines.tracking.store.store import TrackedRun, TrackingError
-from pipelines.training.checkpoint.kept_state import KeptRows, StepRow
+from pipelines.training.checkpoint.in_memory import InMemoryRows, StepRow
 from pipelines.training.driver.output import RankJournal
 from pipelines.training.ranks.events import SavingModel, TrackingNews, tell
 from pipelines.training.ranks.predictions import Predictions
@@ -40,7 +40,7 @@ _STEP_METRICS = [
 """Names in MLflow of the figures that the exchange measures in each step."""
 
 
-class Record:
+class RunRecorder:
     """The curves of a run by step and by epoch, its plots and its model."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Record:
         start_step: int,
         own_metrics: Sequence[str] = (),
         image_of: Callable[[int], Pixels] | None = None,
-        rows: KeptRows | None = None,
+        rows: InMemoryRows | None = None,
     ) -> None:
         """Start the writer, which works in parallel with training.
 
@@ -64,7 +64,7 @@ class Record:
             start_step: Number of steps in the checkpoint from which training continues; 0 for a new run.
             own_metrics: Names of the user's own metrics.
             image_of: Returns the pixels of a row of the validation split; called from a thread.
-            rows: Memory that keeps unwritten steps if this process dies. Rows of an earlier process are read from it.
+            rows: The unwritten steps in memory that outlives this process. Rows of an earlier process are read from it.
         """
         self._journal = RankJournal(checkpoints)
         self._writer = RunWriter(
@@ -115,7 +115,7 @@ class Record:
         self._writer.tags({f"recovered_after_step_{step}": " and ".join(f"rank {rank}" for rank in replaced)})
         self._steps = [row for row in self._steps if row.step < step]
         if self._rows is not None:
-            self._rows.keep(0, step)
+            self._rows.trim(0, step)
 
     def write_steps(self, step: int) -> None:
         """Write the stored steps, before the checkpoint that contains `step` optimizer steps is written."""
@@ -271,12 +271,12 @@ class Record:
         if profiles is not None:
             self._writer.folder(profiles, profiles.name)
 
-    def hold(self, step: int) -> None:
-        """Record that a checkpoint contains `step` optimizer steps, so that their entries are sent to MLflow."""
+    def release(self, step: int) -> None:
+        """Let the entries of the first `step` optimizer steps be sent to MLflow, because a checkpoint contains them."""
         self._writer.hold(step)
         self._journal.publish()
         if self._rows is not None:
-            self._rows.keep(step)
+            self._rows.trim(step)
 
     def write_end(
         self,

@@ -10,7 +10,6 @@ import keras
 from conf.schema import RunConfig
 from conf.sections.training import TrainingConfig
 from models.layers.grids import Size
-from models.schedules import Schedule
 from pipelines.dataset.format.order import steps_per_epoch
 from pipelines.sample import TRAINING_SPLIT
 from pipelines.storage.folder import Location
@@ -25,8 +24,8 @@ from pipelines.training.evaluation.validation import Validate, make_validation
 from pipelines.training.memory.shortage import Shortage
 from pipelines.training.ranks.stop import StopAgreement
 from pipelines.training.setup.input import TrainingInput, make_input
-from pipelines.training.setup.parts import Parts, make_parts, use_kernels
 from pipelines.training.setup.precision import tell_precision
+from pipelines.training.setup.rank_setup import RankSetup, make_rank_setup, use_kernels
 from pipelines.training.setup.rates import make_schedule
 from pipelines.training.setup.resolution import trained_sizes
 from pipelines.training.setup.trainer import make_mode_of, make_trainer
@@ -41,25 +40,36 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Rank:
-    """The objects that one rank trains with; every rank makes them in the same order."""
+class EpochPlan:
+    """The steps of the epochs, and the size of their images."""
 
-    training: TrainingConfig
-    global_batch_size: int
-    """Samples per optimizer step over all ranks."""
-    run: TrackedRun
-    checkpoint_folder: Location
-    parts: Parts
-    data: TrainingInput
     steps: int
     """Number of steps per epoch."""
+    global_batch_size: int
+    """Samples per optimizer step over all ranks."""
     sizes: Sequence[Size | None]
     """Size of the images in each epoch; None: the size in the dataset."""
-    schedule: Schedule
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """The objects that the training step includes besides model, loss and mode; see `ModeInputs`."""
+
     stop: StopAgreement
     clocks: StepClocks
     loss_scale: LossScale | None
     average: WeightAverage | None
+
+
+@dataclass(frozen=True)
+class RankTraining:
+    """The objects that one rank trains with; every rank makes them in the same order."""
+
+    training: TrainingConfig
+    setup: RankSetup
+    data: TrainingInput
+    plan: EpochPlan
+    step_parts: StepParts
     mode: Mode
     trainer: Trainer
     validate: Validate
@@ -69,10 +79,12 @@ class Rank:
     @property
     def payload_bytes(self) -> int:
         """Payload of one step; see `GradientExchange.payload_bytes`."""
-        return self.mode.payload_bytes() + self.parts.batch_norm_bytes
+        return self.mode.payload_bytes() + self.setup.batch_norm_bytes
 
 
-def make_rank(config: RunConfig, run: TrackedRun, checkpoint_folder: Location, shortage: Shortage) -> Rank:
+def make_rank_training(
+    config: RunConfig, run: TrackedRun, checkpoint_folder: Location, shortage: Shortage
+) -> RankTraining:
     """Join the ranks and make the objects that this rank trains with; every rank makes the same call.
 
     Args:
@@ -81,25 +93,25 @@ def make_rank(config: RunConfig, run: TrackedRun, checkpoint_folder: Location, s
         checkpoint_folder: Folder or URL of this run's checkpoints.
         shortage: Receives the memory needs of the model, for the error text if memory runs out.
     """
-    training, parts = config.training, make_parts(config, checkpoint_folder)
-    manifest, collective = parts.manifest, parts.collective
-    data = make_input(config, manifest, rank=collective.rank, size=collective.size, micro_batches=parts.micro_batches)
+    training, setup = config.training, make_rank_setup(config, checkpoint_folder)
+    manifest, collective = setup.manifest, setup.collective
+    data = make_input(config, manifest, rank=collective.rank, size=collective.size, micro_batches=setup.micro_batches)
     steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
-    _log_size(parts, steps)
+    _log_size(setup, steps)
     tell_precision(training.precision, collective)
 
-    schedule, stop, clocks = make_schedule(config, steps), StopAgreement(collective), StepClocks()
+    stop, clocks = StopAgreement(collective), StepClocks()
     loss_scale = LossScale() if training.precision == "float16" else None
-    average = WeightAverage(parts.model, training.ema) if training.ema is not None else None
+    average = WeightAverage(setup.model, training.ema) if training.ema is not None else None
     mode = make_mode_of(
-        config, parts, steps_per_epoch=steps, stop=stop, loss_scale=loss_scale, average=average, clocks=clocks
+        config, setup, steps_per_epoch=steps, stop=stop, loss_scale=loss_scale, average=average, clocks=clocks
     )
-    trainer = make_trainer(training, parts, mode, schedule, stop)
-    shortage.know(parts, mode)
-    validate = make_validation(config, manifest, parts.model, collective, average)
+    trainer = make_trainer(training, setup, mode, make_schedule(config, steps), stop)
+    shortage.know(setup, mode)
+    validate = make_validation(config, manifest, setup.model, collective, average)
 
     further = [*_variables(loss_scale), *_variables(average)]
-    checkpoints = _make_checkpoints(config, parts, run, checkpoint_folder, data.order, mode, further)
+    checkpoints = _make_checkpoints(config, setup, run, checkpoint_folder, data.order, mode, further)
     own = [*checkpoints.variables, *checkpoints.own, *mode.exchange.variables]
     recovery = make_recovery(
         collective,
@@ -109,20 +121,12 @@ def make_rank(config: RunConfig, run: TrackedRun, checkpoint_folder: Location, s
         trainer.reset,
         uses_kernels=use_kernels(config.exchange.codec.name),
     )
-    return Rank(
+    return RankTraining(
         training=training,
-        global_batch_size=config.global_batch_size,
-        run=run,
-        checkpoint_folder=checkpoint_folder,
-        parts=parts,
+        setup=setup,
         data=data,
-        steps=steps,
-        sizes=trained_sizes(config, manifest, steps),
-        schedule=schedule,
-        stop=stop,
-        clocks=clocks,
-        loss_scale=loss_scale,
-        average=average,
+        plan=EpochPlan(steps, config.global_batch_size, trained_sizes(config, manifest, steps)),
+        step_parts=StepParts(stop, clocks, loss_scale, average),
         mode=mode,
         trainer=trainer,
         validate=validate,
@@ -131,15 +135,15 @@ def make_rank(config: RunConfig, run: TrackedRun, checkpoint_folder: Location, s
     )
 
 
-def _log_size(parts: Parts, steps: int) -> None:
-    rows, rank, size = parts.manifest.splits[TRAINING_SPLIT].rows, parts.collective.rank, parts.collective.size
-    each = f" of {parts.micro_batches} micro-batches" if parts.micro_batches > 1 else ""
+def _log_size(setup: RankSetup, steps: int) -> None:
+    rows, rank, size = setup.manifest.splits[TRAINING_SPLIT].rows, setup.collective.rank, setup.collective.size
+    each = f" of {setup.micro_batches} micro-batches" if setup.micro_batches > 1 else ""
     _log.info("rank %d of %d: %d training samples, %d steps per epoch%s", rank, size, rows, steps, each)
 
 
 def _make_checkpoints(
     config: RunConfig,
-    parts: Parts,
+    setup: RankSetup,
     run: TrackedRun,
     folder: Location,
     order: str,
@@ -147,7 +151,7 @@ def _make_checkpoints(
     further: Sequence[keras.Variable],
 ) -> Checkpoints:
     """Make the checkpoints of this run; `further` are variables that do not belong to model, optimizer or mode."""
-    manifest, selection = parts.manifest, config.training.selection
+    manifest, selection = setup.manifest, config.training.selection
     initial = TrainingState(
         epochs_done=0,
         step=0,
@@ -163,8 +167,8 @@ def _make_checkpoints(
     best = functools.partial(best_step, config=selection, steps_per_epoch=steps) if selection.metric else None
     own = {id(variable) for variable in mode.own}
     trained = [variable for variable in whole_variables(mode.optimizer) if id(variable) not in own]
-    variables = [*parts.model.variables, *trained, *further, *mode.shared]
-    return Checkpoints(folder, initial, variables, mode.exchange, parts.collective, best, own=mode.own)
+    variables = [*setup.model.variables, *trained, *further, *mode.shared]
+    return Checkpoints(folder, initial, variables, mode.exchange, setup.collective, best, own=mode.own)
 
 
 def _variables(part: LossScale | WeightAverage | None) -> Sequence[keras.Variable]:

@@ -11,30 +11,30 @@ from pipelines.training.driver.output import CHECKPOINTS
 
 
 @contextmanager
-def held_run(place: Location) -> Iterator[Callable[[], None]]:
-    """Hold the lock of a run; yield a function that raises RuntimeError if another driver has taken it over.
+def locked_run(location: Location) -> Iterator[Callable[[], None]]:
+    """Lock a run; yield a function that raises RuntimeError if another driver has taken it over.
 
     In a folder on this machine the lock is a locked file. Behind a URL, or if files cannot be locked, it is a lease
     beside the checkpoints. A lease expires if it is not refreshed for a minute.
 
     Args:
-        place: Folder or URL of the run.
+        location: Folder or URL of the run.
 
     Raises:
         RunHeldError: Another driver trains the run.
         StorageError: The storage behind a URL cannot be used.
     """
-    if place.is_local and not takes_whole_files_only(place.path):
-        with held(place.path):
+    if location.is_local and not takes_whole_files_only(location.path):
+        with held(location.path):
             yield lambda: None
         return
-    place.make(CHECKPOINTS)
+    location.make(CHECKPOINTS)
     with ExitStack() as stack:
         try:
             # The lease is not beside the records, because the driver copies these to its own disk and back.
-            stack.enter_context(lease(place, CHECKPOINTS))
+            stack.enter_context(lease(location, CHECKPOINTS))
         except StorageError:
             raise
         except RuntimeError as error:
             raise RunHeldError(str(error)) from None
-        yield lambda: check_held(place, CHECKPOINTS)
+        yield lambda: check_held(location, CHECKPOINTS)

@@ -16,7 +16,7 @@ from models.compression.exchange.figures import ExchangeFigures
 from pipelines.training.checkpoint.state import TrainingState
 
 _HEAD = struct.Struct("<QQ")
-"""The place of the state plus one, or 0 while it is being written; then the length of the JSON text that follows."""
+"""The position of the state plus one, or 0 while it is being written; then the length of the JSON text that follows."""
 _KERNELS = "uses_kernels"
 _STEPS = 1 << 40
 _NOTHING = -1
@@ -24,7 +24,7 @@ _LOOK_SECONDS = 0.2
 
 
 class StepRow(NamedTuple):
-    """One step of rank 0 in the record of a run."""
+    """One step of rank 0 that is recorded."""
 
     step: int
     """Number of optimizer steps before it."""
@@ -38,17 +38,17 @@ _FIGURES = len(ExchangeFigures._fields)
 _ROW = np.dtype([("step", "<i8"), ("loss", "<f8"), ("milliseconds", "<i8"), ("measured", "<f8", (_FIGURES,))])
 
 
-def place_of(state: TrainingState) -> int:
+def position_of(state: TrainingState) -> int:
     """Return a number that increases from state to state: by the epochs done, then by the steps."""
     return state.epochs_done * _STEPS + state.step
 
 
-class KeptStates:
+class InMemoryCheckpoints:
     """The latest state in each of one rank's two latest blocks; each is written atomically to its own file.
 
     A block is the work of a rank between two exchanges with the others: one step, except in local training. Ranks may
     be one block apart when one of them dies, because an exchange may fail on some ranks and succeed on others. Each
-    rank keeps states of two blocks, so all ranks have a state of at least one common block.
+    rank has states of two blocks in memory, so all ranks have a state of at least one common block.
     """
 
     def __init__(
@@ -57,20 +57,20 @@ class KeptStates:
         """Use the states that an earlier process of this rank has written.
 
         Args:
-            files: Two descriptors of `pipelines.launch.rank.membership.kept_memory`.
+            files: Two descriptors of `pipelines.launch.rank.membership.shared_memory_files`.
             variables: All variables that training changes on this rank. The rank's next process has the same order.
             block: Returns the block of a state from its steps; see `pipelines.training.step.mode.Mode`.
         """
         self._files, self._variables, self._block = list(files), list(variables), block
 
-    def block(self, place: int) -> int:
-        """Return the block of the state at this place; blocks increase with places."""
-        epochs_done, step = divmod(place, _STEPS)
+    def block(self, position: int) -> int:
+        """Return the block of the state at this position; blocks increase with positions."""
+        epochs_done, step = divmod(position, _STEPS)
         return epochs_done * _STEPS + self._block(step)
 
-    def places(self) -> list[int]:
-        """Return the places of the existing states, the latest last."""
-        return sorted(place for place, _ in map(_head, self._files) if place is not None)
+    def positions(self) -> list[int]:
+        """Return the positions of the existing states, the latest last."""
+        return sorted(position for position, _ in map(_head, self._files) if position is not None)
 
     def write(self, state: TrainingState, *, uses_kernels: bool) -> None:
         """Replace an older state by the current variables; this waits until they are computed.
@@ -79,25 +79,25 @@ class KeptStates:
             state: Progress of this rank, with this rank's own losses.
             uses_kernels: Whether this rank compresses with C++ kernels. A process that continues from here must too.
         """
-        file = self._file_for(place_of(state))
+        file = self._file_for(position_of(state))
         text = json.dumps({"state": asdict(state), _KERNELS: uses_kernels}).encode()
         _write(file, _HEAD.pack(0, 0), 0)
         offset = _write(file, text, _HEAD.size)
         for variable in self._variables:
             offset = _write(file, _bytes_of(variable.read_value()), offset)
-        _write(file, _HEAD.pack(place_of(state) + 1, len(text)), 0)
+        _write(file, _HEAD.pack(position_of(state) + 1, len(text)), 0)
 
-    def _file_for(self, place: int) -> int:
+    def _file_for(self, position: int) -> int:
         """Return the file to overwrite: the older one, unless only the newer one is of this state's block."""
         older, newer = sorted(self._files, key=lambda file: _NOTHING if (at := _head(file)[0]) is None else at)
         old, new = _head(older)[0], _head(newer)[0]
         if old is None or new is None:
             return older
-        return newer if self.block(old) < self.block(new) == self.block(place) else older
+        return newer if self.block(old) < self.block(new) == self.block(position) else older
 
-    def restore(self, place: int) -> TrainingState:
-        """Set the variables to the state at this place and return the rank's progress."""
-        ((file, length),) = [(file, _head(file)[1]) for file in self._files if _head(file)[0] == place]
+    def restore(self, position: int) -> TrainingState:
+        """Set the variables to the state at this position and return the rank's progress."""
+        ((file, length),) = [(file, _head(file)[1]) for file in self._files if _head(file)[0] == position]
         content = json.loads(_read(file, length, _HEAD.size))
         offset = _HEAD.size + length
         for variable in self._variables:
@@ -112,19 +112,19 @@ def rank_uses_kernels(files: Sequence[int], *, give_up: Callable[[], bool]) -> b
     """Wait for the first state of the rank's own process; return whether it uses C++ kernels, None if given up."""
     while not give_up():
         for file in files:
-            place, length = _head(file)
-            if place is not None:
+            position, length = _head(file)
+            if position is not None:
                 with suppress(ValueError):  # the next state overwrote it during the read
                     return bool(json.loads(_read(file, length, _HEAD.size))[_KERNELS])
         time.sleep(_LOOK_SECONDS)
     return None
 
 
-class KeptRows:
+class InMemoryRows:
     """The values that were measured in the steps since the newest checkpoint, in a file in memory."""
 
     def __init__(self, file: int) -> None:
-        """Use the third descriptor of `pipelines.launch.rank.membership.kept_memory`."""
+        """Use the third descriptor of `pipelines.launch.rank.membership.shared_memory_files`."""
         self._file = file
 
     def append(self, row: StepRow) -> None:
@@ -132,11 +132,11 @@ class KeptRows:
         data = np.array([row], _ROW).tobytes()
         _write(self._file, data, os.fstat(self._file).st_size // _ROW.itemsize * _ROW.itemsize)
 
-    def keep(self, first: int, end: int | None = None) -> None:
+    def trim(self, first: int, end: int | None = None) -> None:
         """Drop the steps before `first`, and those from `end` on."""
-        kept = [row for row in self.read() if first <= row.step and (end is None or row.step < end)]
+        remaining = [row for row in self.read() if first <= row.step and (end is None or row.step < end)]
         os.ftruncate(self._file, 0)
-        for row in kept:
+        for row in remaining:
             self.append(row)
 
     def read(self) -> list[StepRow]:
@@ -156,7 +156,7 @@ def _bytes_of(tensor: tf.Tensor) -> "memoryview[Any]":
 
 
 def _head(file: int) -> tuple[int | None, int]:
-    """Return the place of the state in a file, None if it has no complete state, and the length of its text."""
+    """Return the position of the state in a file, None if it has no complete state, and the length of its text."""
     head = os.pread(file, _HEAD.size, 0)
     number, length = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 0)
     return (number - 1 if number else None), length
