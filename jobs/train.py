@@ -31,13 +31,8 @@ from pipelines.training import entry
 from pipelines.training.checkpoint.files import list_checkpoints
 from pipelines.training.driver.checks import check_dataset, check_output, check_resume
 from pipelines.training.driver.output import check_output_location
-from pipelines.training.driver.run import (
-    DriverRecorder,
-    is_divergence,
-    newest_resumable,
-    recorded_run,
-    with_stored_run,
-)
+from pipelines.training.driver.resumable import newest_resumable, with_stored_run
+from pipelines.training.driver.run import DriverRecorder, is_divergence, recorded_run
 from pipelines.training.ranks.events import EpochTrained, Event
 from pipelines.training.ranks.results import TrainingSummary
 from pipelines.training.setup.resolution import described_sizes, trained_sizes

@@ -16,7 +16,7 @@ from pipelines.tracking.journal.local_run import Description, LocalRun, LocalSta
 from pipelines.tracking.journal.sync import adopt
 from pipelines.tracking.journal.writer import RunWriter
 from pipelines.tracking.store.store import TrackedRun
-from pipelines.training.driver.run import with_stored_run
+from pipelines.training.driver.resumable import with_stored_run
 from pipelines.training.driver.run_lock import locked_run
 
 

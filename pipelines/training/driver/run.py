@@ -1,18 +1,16 @@
 """The facts that the driver writes to the tracked run of a training: its settings, attempts, logs and end."""
 
 import json
-import logging
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from conf.notation import text_of
 from conf.schema import RunConfig
-from conf.sections.launch import TrackingConfig
 from pipelines.dataset.format.manifest import Manifest, manifest_json
 from pipelines.launch.driver.failure import RankLostError, WorkerError
 from pipelines.launch.runner import Attempt
@@ -29,15 +27,13 @@ from pipelines.tracking.journal.local_run import (
     read_local_run,
     update_local_run,
 )
-from pipelines.tracking.journal.sync import DRIVER_DIED, adopt
+from pipelines.tracking.journal.sync import DRIVER_DIED
 from pipelines.tracking.journal.writer import RunWriter, now
 from pipelines.tracking.store import revision, runs
 from pipelines.tracking.store.environment import host_facts, packages
-from pipelines.tracking.store.experiments import chosen_experiment
 from pipelines.tracking.store.recorded import DIVERGED_TAG
 from pipelines.tracking.store.runs import Status
 from pipelines.tracking.store.store import TrackedRun, TrackingError
-from pipelines.training.checkpoint.files import list_checkpoints
 from pipelines.training.checkpoint.state import newest_step
 from pipelines.training.driver import settings_history
 from pipelines.training.driver.output import (
@@ -49,12 +45,9 @@ from pipelines.training.driver.output import (
     records_folder,
     run_location,
 )
-from pipelines.training.driver.remote_runs import adopt_behind
 from pipelines.training.driver.run_lock import locked_run
 from pipelines.training.ranks.results import TrainingSummary
 from pipelines.training.setup.description import describe_run, settings_of, tags_of
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -124,22 +117,30 @@ class DriverRecorder:
         reason = summary.not_recorded if summary else ""
         if (self.folder / "logs").is_dir():
             self._writer.folder(self.folder / "logs", "logs")
-        if not reason:
-            reason = self._writer.drain(answers=summary is not None)  # the store has just received rank 0's records
-        try:
+        # After a success, the store has just received rank 0's records.
+        reason = reason or self._writer.drain(answers=summary is not None)
+        if summary is None:
+            self._finish_failed(reason, has_diverged=has_diverged)
+        else:
             fetch_rank_journal(self.location, self.folder)
-        except StorageError:
-            if summary is not None:  # after a failed training, only that failure is reported
-                raise
+            if reason:
+                self._finish_unrecorded(summary, reason)
+
+    def _finish_failed(self, reason: str, *, has_diverged: bool) -> None:
+        """Deliver what a dead rank 0 has left, if the store answers; only the failed training is reported."""
+        with suppress(StorageError):
+            fetch_rank_journal(self.location, self.folder)
         left = rank_journal(self.folder)
-        if summary is None and left.is_dir() and not reason:
-            writer = RunWriter(self.run, left)
-            if has_diverged:
-                writer.hold(sys.maxsize)
-            reason = writer.drain()
-            writer.close()
-        if summary is None or not reason:
+        if reason or not left.is_dir():
             return
+        writer = RunWriter(self.run, left)
+        if has_diverged:
+            writer.hold(sys.maxsize)
+        writer.drain()
+        writer.close()
+
+    def _finish_unrecorded(self, summary: TrainingSummary, reason: str) -> None:
+        """Note that the run is trained, and fail if it has a store, which lacks a part of it."""
         update_local_run(self.folder, status="TRAINED", ended=now())
         if not self.run.is_offline:
             raise TrackingError(
@@ -171,135 +172,87 @@ def recorded_run(
         ValueError: The store has no such run, or another driver trains it.
         TrackingError: The store does not answer, at the start or at the end.
     """
-    resumed, output = config.training.resume_run, config.training.output
+    resumed, output, offline = config.training.resume_run, config.training.output, config.tracking.offline
     heard = _Heard(on_news)
     with ExitStack() as stack:
-        before: LocalRun | None = None
-        if resumed is not None:  # the run must be ours before anything is read from it or written to it
-            check_lock = stack.enter_context(locked_run(run_location(output, resumed)))
-            fetch_records(output, resumed)
-            before = read_local_run(records_folder(output) / resumed)
-            if before is None:
-                raise ValueError(
-                    f"{records_folder(output) / resumed} has no {FILE_NAME}, as every run's folder has: start a new "
-                    "run without training.resume_run"
-                )
-            run = _continue(output, resumed, offline=config.tracking.offline)
+        if resumed is not None:
+            opened = _continue_run(output, resumed, stack, offline=offline)
         else:
             description = describe_run(config, manifest, {**revision.tags(), **(tags or {})})
-            run = _start(description, offline=config.tracking.offline)
-            try:
-                check_lock = stack.enter_context(locked_run(run_location(output, run.run_id)))
-            except BaseException as error:
-                if not run.is_offline:
-                    runs.end_failed_run(run, _status_after(error))
-                raise
+            opened = _start_run(output, description, stack, offline=offline)
+        run, check_lock, before = opened
         folder, location = records_folder(output) / run.run_id, run_location(output, run.run_id)
         stack.enter_context(_published(output, run.run_id))
         stack.enter_context(guarded(run))
         stack.enter_context(_ended(run, folder, location, heard))
         if resumed is None:
             LocalRun(run.run_id, description, now(), is_stored=not run.is_offline).write(folder)
-        writer = RunWriter(run, driver_journal(folder), on_news=heard)
-        try:
-            _write_beginning(writer, folder, run, config, manifest, before)
-            publish_records(output, run.run_id)
-            yield DriverRecorder(run, folder, location, writer, config.accumulation_steps, check_lock)
-        except WorkerError as error:
-            if is_divergence(error):
-                update_local_run(folder, has_diverged=True)
-                writer.tags({DIVERGED_TAG: error.root.summary.splitlines()[0]})
-                writer.drain(patience=0)
-            raise
-        finally:
-            writer.close()
-            with suppress(OSError):  # the folder still has a journal
-                journals(folder).rmdir()
+        writer = stack.enter_context(_open_writer(run, folder, heard))
+        _write_beginning(writer, folder, run, config, manifest, before)
+        publish_records(output, run.run_id)
+        yield DriverRecorder(run, folder, location, writer, config.accumulation_steps, check_lock)
 
 
-def with_stored_run(config: RunConfig) -> RunConfig:
-    """Add the run to continue to the store, if it was trained without the store so far.
+class _Opened(NamedTuple):
+    """A run that this driver has locked."""
 
-    Returns:
-        The configuration with the run's identifier in the store.
+    run: TrackedRun
+    check_lock: Callable[[], None]
+    """Raises RuntimeError if another driver has taken over the run."""
+    before: LocalRun | None
+    """The content of its folder before this attempt; None for a new run."""
 
-    Raises:
-        ValueError: Another driver trains the run.
-        TrackingError: The store does not answer.
-    """
-    resumed = config.training.resume_run
-    if resumed is None or config.tracking.offline:
-        return config
-    location = run_location(config.training.output, resumed)
-    if not location.is_local:
-        run_id = adopt_behind(location)
-    elif read_local_run(location.path) is None:
-        return config
+
+def _continue_run(output: str, run_id: str, stack: ExitStack, *, offline: bool) -> _Opened:
+    # The run must be ours before anything is read from it or written to it.
+    check_lock = stack.enter_context(locked_run(run_location(output, run_id)))
+    fetch_records(output, run_id)
+    folder = records_folder(output) / run_id
+    before = read_local_run(folder)
+    if before is None:
+        raise ValueError(
+            f"{folder} has no {FILE_NAME}, as every run's folder has: start a new run without training.resume_run"
+        )
+    run = TrackedRun("", run_id) if offline else runs.continue_run(run_id)
+    update_local_run(folder, status="RUNNING", ended=None, is_reported=False)
+    return _Opened(run, check_lock, before)
+
+
+def _start_run(output: str, made: Description, stack: ExitStack, *, offline: bool) -> _Opened:
+    if offline:
+        run = TrackedRun("", f"offline-{uuid.uuid4().hex}")
     else:
-        with locked_run(location):
-            run_id = adopt(location.path)[0].run_id
-    return config.model_copy(update={"training": config.training.model_copy(update={"resume_run": run_id})})
+        run = runs.start_run(made.experiment, made.name, made.parameters, made.tags, dataset=made.dataset)
+    try:
+        check_lock = stack.enter_context(locked_run(run_location(output, run.run_id)))
+    except BaseException as error:
+        if not run.is_offline:
+            runs.end_failed_run(run, _status_after(error))
+        raise
+    return _Opened(run, check_lock, None)
+
+
+@contextmanager
+def _open_writer(run: TrackedRun, folder: Path, heard: "_Heard") -> Iterator[RunWriter]:
+    """Make the driver's writer and close it at the end; a divergence becomes a tag with its location."""
+    writer = RunWriter(run, driver_journal(folder), on_news=heard)
+    try:
+        yield writer
+    except WorkerError as error:
+        if is_divergence(error):
+            update_local_run(folder, has_diverged=True)
+            writer.tags({DIVERGED_TAG: error.root.summary.splitlines()[0]})
+            writer.drain(patience=0)
+        raise
+    finally:
+        writer.close()
+        with suppress(OSError):  # the folder still has a journal
+            journals(folder).rmdir()
 
 
 def is_divergence(error: BaseException) -> bool:
     """Return whether a training ended because its loss, a gradient or a weight became not finite."""
     return isinstance(error, WorkerError) and error.root.summary.startswith(FloatingPointError.__name__)
-
-
-def newest_resumable(output: str, tracking: TrackingConfig) -> runs.UnfinishedRun:
-    """Return the newest unfinished run of the experiment with checkpoints under `training.output`.
-
-    Args:
-        output: `training.output`.
-        tracking: The settings that name the experiment.
-
-    Raises:
-        ValueError: There is no such run.
-        TrackingError: The store does not answer.
-    """
-    experiment = chosen_experiment(tracking.experiment, offline=tracking.offline)
-    unfinished = _unfinished_here(output, experiment) if tracking.offline else runs.unfinished_runs(experiment)
-    for run in unfinished:
-        if list_checkpoints(checkpoints_of(output, run.run_id)):
-            return run
-    raise ValueError(
-        f"training.resume_run=latest: {len(unfinished)} runs of experiment {experiment!r} are not "
-        f"finished, and none has checkpoints under {output}: name a run, or start a new one"
-    )
-
-
-def _unfinished_here(output: str, experiment: str) -> list[runs.UnfinishedRun]:
-    """Return the unfinished runs of the experiment under `training.output`, the newest first."""
-    folders = [each for each in Path(output).glob("*") if each.is_dir() and not each.is_symlink()]
-    found = [local for folder in folders if (local := _local_run(folder))]
-    chosen = [
-        each
-        for each in found
-        if each.description.experiment == experiment and each.status not in ("FINISHED", "TRAINED")
-    ]
-    chosen.sort(key=lambda each: each.started, reverse=True)
-    return [runs.UnfinishedRun(each.run_id, each.description.name or "", each.status) for each in chosen]
-
-
-def _local_run(folder: Path) -> LocalRun | None:
-    try:
-        return read_local_run(folder)
-    except (OSError, ValueError) as error:  # of another user, or damaged
-        _log.warning("passed over: %s", error)
-        return None
-
-
-def _start(made: Description, *, offline: bool) -> TrackedRun:
-    if offline:
-        return TrackedRun("", f"offline-{uuid.uuid4().hex}")
-    return runs.start_run(made.experiment, made.name, made.parameters, made.tags, dataset=made.dataset)
-
-
-def _continue(output: str, run_id: str, *, offline: bool) -> TrackedRun:
-    folder = records_folder(output) / run_id
-    run = TrackedRun("", run_id) if offline else runs.continue_run(run_id)
-    update_local_run(folder, status="RUNNING", ended=None, is_reported=False)
-    return run
 
 
 def _write_beginning(

@@ -226,32 +226,17 @@ class RunRecorder:
         phases: StepPhases | None,
         step: int,
     ) -> None:
-        so_far = list(history)
+        so_far, evaluation = list(history), evaluations.get(VALIDATION_GROUP)
+        drawings: dict[str, Draw] = {}
         if phases is not None:
-            self._writer.picture(
-                lambda: where_the_step_goes(so_far, phases), "where_the_step_goes.png", after_step=step
-            )
-        self._writer.picture(lambda: learning_curves(so_far), "learning_curves.png", after_step=step)
-        evaluation = evaluations.get(VALIDATION_GROUP)
+            drawings["where_the_step_goes.png"] = lambda: where_the_step_goes(so_far, phases)
+        drawings["learning_curves.png"] = lambda: learning_curves(so_far)
         if evaluation is not None:
-            self._writer.table(evaluation.per_class, "per_class_validation.json", after_step=step)
             rows = evaluation.per_class
-            self._writer.picture(
-                lambda: per_class_bars(rows, "validation"), "per_class_validation.png", after_step=step
-            )
+            self._writer.table(rows, "per_class_validation.json", after_step=step)
+            drawings["per_class_validation.png"] = lambda: per_class_bars(rows, "validation")
             if evaluation.predictions is not None:
-                self._draw_predictions(evaluation.predictions, rows, step)
-
-    def _draw_predictions(self, predictions: Predictions, rows: Sequence[Mapping[str, Any]], step: int) -> None:
-        names = [row["class"] for row in rows]
-        drawings: dict[str, Draw] = {
-            "precision_recall_validation.png": lambda: precision_recall_curves(predictions, rows, "validation")
-        }
-        if len(names) <= MOST_CLASSES:
-            drawings["confusion_validation.png"] = lambda: confusion_picture(predictions, names, "validation")
-        image_of = self._image_of
-        if image_of is not None:
-            drawings["predictions_validation.png"] = lambda: contact_sheet(predictions, names, image_of, "validation")
+                drawings |= _drawings_of(evaluation.predictions, rows, self._image_of)
         for path, draw in drawings.items():
             self._writer.picture(draw, path, after_step=step)
 
@@ -301,6 +286,18 @@ class RunRecorder:
             The URI of the model, empty if there is none; and why MLflow did not receive everything, otherwise empty.
         """
         tell(SavingModel())
+        self._write_summary(tags, summary, steps)
+        self._writer.hurry_pictures()
+        uri, reason = "", self._writer.drain()
+        if not reason:
+            uri, reason = self._log_model(log_model)
+        self._writer.finish_pictures()
+        reason = reason or self._writer.drain()
+        self._writer.close()
+        self._journal.publish()
+        return uri, reason
+
+    def _write_summary(self, tags: Mapping[str, str], summary: Mapping[str, float], steps: int) -> None:
         rates = [self._schedule(step) for step in range(steps)]
         if tags:
             self._writer.tags(tags)
@@ -308,19 +305,29 @@ class RunRecorder:
         self._writer.absent_metrics({steps: summary}, "summary/parameters")
         self._writer.text(json.dumps(dict(summary), indent=1), "summary.json")
         self._writer.picture(lambda: learning_rate_curve(rates), "learning_rate.png")
-        self._writer.hurry_pictures()
-        uri, reason = "", self._writer.drain()
-        if not reason:
-            try:
-                with self._writer.upload_waits():
-                    uri = log_model()
-            except TrackingError as error:
-                reason = str(error)
-        self._writer.finish_pictures()
-        reason = reason or self._writer.drain()
-        self._writer.close()
-        self._journal.publish()
-        return uri, reason
+
+    def _log_model(self, log_model: Callable[[], str]) -> tuple[str, str]:
+        """Return the URI of the logged model, or why the store did not receive it."""
+        try:
+            with self._writer.upload_waits():
+                return log_model(), ""
+        except TrackingError as error:
+            return "", str(error)
+
+
+def _drawings_of(
+    predictions: Predictions, rows: Sequence[Mapping[str, Any]], image_of: Callable[[int], Pixels] | None
+) -> dict[str, Draw]:
+    """Return the functions that draw the predictions for the validation split, by the name of the picture."""
+    names = [row["class"] for row in rows]
+    drawings: dict[str, Draw] = {
+        "precision_recall_validation.png": lambda: precision_recall_curves(predictions, rows, "validation")
+    }
+    if len(names) <= MOST_CLASSES:
+        drawings["confusion_validation.png"] = lambda: confusion_picture(predictions, names, "validation")
+    if image_of is not None:
+        drawings["predictions_validation.png"] = lambda: contact_sheet(predictions, names, image_of, "validation")
+    return drawings
 
 
 def _tell_driver(news: News, reason: str) -> None:

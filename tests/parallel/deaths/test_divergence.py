@@ -14,7 +14,7 @@ from conf.schema import RunConfig
 from jobs.train import train
 from pipelines.launch.driver.failure import WorkerError
 from pipelines.training import entry
-from pipelines.training.driver.run import newest_resumable
+from pipelines.training.driver.resumable import newest_resumable
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(400)]
 

@@ -23,7 +23,8 @@ from pipelines.tracking.journal.writer import RunWriter
 from pipelines.tracking.store import revision, runs
 from pipelines.tracking.store.recorded import recorded_training
 from pipelines.tracking.store.store import TrackedRun, TrackingError
-from pipelines.training.driver.run import DriverRecorder, newest_resumable, recorded_run, with_stored_run
+from pipelines.training.driver.resumable import newest_resumable, with_stored_run
+from pipelines.training.driver.run import DriverRecorder, recorded_run
 from pipelines.training.ranks.results import TrainingSummary
 from pipelines.training.record.run_recorder import RunRecorder
 from pipelines.training.setup.description import settings_of
