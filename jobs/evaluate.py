@@ -10,7 +10,7 @@ from conf.schema import RunConfig
 from jobs.shell import cli
 from jobs.shell.command import Result, model_uri_of, read_config, say
 from jobs.shell.paths import check_outputs, with_absolute_paths
-from jobs.shell.records import not_taken, start_run_of_model, write_run
+from jobs.shell.records import ScoresOfModel, start_run_of_model, write_per_class
 from jobs.shell.session import spark_session
 from models.metrics import Metric, imported_metric
 from pipelines.dataset.format.manifest import Manifest, read_manifest
@@ -28,11 +28,10 @@ from pipelines.storage.whole_files import write_whole
 from pipelines.tracking.journal.writer import RunWriter
 from pipelines.tracking.store.runs import ended
 from pipelines.tracking.store.served import ServedModel, find_model, keep_thresholds, read_model_file
-from pipelines.tracking.store.store import TrackedRun, TrackingError
+from pipelines.tracking.store.store import TrackedRun
 from pipelines.training.driver.checks import check_own_metrics
 from pipelines.training.driver.trial import try_metrics
 from pipelines.training.ranks.results import Evaluation
-from pipelines.training.record.plots import per_class_bars
 from pipelines.training.setup.input import reader_settings
 
 _REMEDY = "Evaluate again to record them"
@@ -199,12 +198,10 @@ def _record(
     if symmetries is not None:
         parameters["test_time_augmentation"] = symmetries
     name = " ".join(["evaluate", split, *filter(None, [symmetries])])
-    try:
-        child, parent = start_run_of_model(
-            config, served, manifest, parameters, verb="evaluate", name=name, context="evaluation"
-        )
-    except (TrackingError, ValueError) as error:  # the store is away, or its experiment was deleted
-        raise not_taken(measured.metrics, str(error), _REMEDY) from None
+    scores = ScoresOfModel(measured.metrics, _REMEDY)
+    child, parent = start_run_of_model(
+        config, served, manifest, parameters, scores, verb="evaluate", name=name, context="evaluation"
+    )
     step, own = served.metadata.optimizer_steps, list(config.training.metrics)
     with ended(child):
         _write(child, measured, _group(config, split), own, step, page)
@@ -227,8 +224,7 @@ def _write(
 
     def write(writer: RunWriter) -> None:
         writer.metrics({f"{split}/{name}": value for name, value in measured.metrics.items()}, step=step)
-        writer.table(measured.per_class, f"per_class_{split}.json")
-        writer.figure(per_class_bars(measured.per_class, split), f"per_class_{split}.png")
+        write_per_class(writer, measured.per_class, split)
         if page is not None:
             writer.text(page, f"evaluation_{split}.html")
             if measured.slices:
@@ -237,8 +233,7 @@ def _write(
                 writer.table(measured.pairs, f"label_pairs_{split}.json")
             writer.table(_reliability_rows(measured), f"reliability_{split}.json")
 
-    if reason := write_run(run, write, own_metrics=own_metrics):
-        raise not_taken(measured.metrics, reason, _REMEDY)
+    ScoresOfModel(measured.metrics, _REMEDY).write(run, write, own_metrics=own_metrics)
 
 
 def _reliability_rows(measured: Measured) -> list[dict[str, float]]:

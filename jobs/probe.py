@@ -13,7 +13,7 @@ from jobs.shell.command import Result, model_uri_of, read_config, say
 from jobs.shell.display import Bar
 from jobs.shell.paths import with_absolute_paths
 from jobs.shell.ranks import barrier_runner
-from jobs.shell.records import not_taken, start_run_of_model, write_run
+from jobs.shell.records import ScoresOfModel, start_run_of_model, write_per_class
 from jobs.shell.session import spark_session
 from models.probes.head import LinearHead
 from pipelines.dataset.format.files import check_outside
@@ -33,10 +33,9 @@ from pipelines.tracking.journal.writer import RunWriter
 from pipelines.tracking.store.experiments import chosen_experiment
 from pipelines.tracking.store.runs import check_store, ended
 from pipelines.tracking.store.served import ServedModel, find_model, read_model_file
-from pipelines.tracking.store.store import TrackedRun, TrackingError
+from pipelines.tracking.store.store import TrackedRun
 from pipelines.training.ranks.events import Event, PenaltyFitted
 from pipelines.training.ranks.results import Evaluation
-from pipelines.training.record.plots import per_class_bars
 from pipelines.training.setup.input import reader_settings
 
 _NAME = "groundswell probe"
@@ -183,23 +182,20 @@ def _record(
     scores = {f"{TEST_SPLIT}/{name}": value for name, value in measured.metrics.items()}
     if own is not None:
         scores |= {f"{_OWN_HEAD}/{name}": value for name, value in own.metrics.items()}
-    remedy = f"The features in {features.folder} are kept: probe again to record them"
-    try:
-        run, _ = start_run_of_model(config, served, manifest, parameters, verb="probe", name="probe", context="probe")
-    except (TrackingError, ValueError) as error:  # the store is away, or its experiment was deleted
-        raise not_taken(scores, str(error), remedy) from None
+    of_model = ScoresOfModel(scores, f"The features in {features.folder} are stored: probe again to record them")
+    run, _ = start_run_of_model(
+        config, served, manifest, parameters, of_model, verb="probe", name="probe", context="probe"
+    )
 
     def write(writer: RunWriter) -> None:
         head = fitted.head.to_npz(class_names=np.array(manifest.class_names), l2=np.array(fitted.chosen.l2))
         writer.metrics(scores, step=served.metadata.optimizer_steps)
         writer.data(head, "head.npz")
         writer.table([vars(each) for each in fitted.tried], "penalties.json")
-        writer.table(measured.per_class, f"per_class_{TEST_SPLIT}.json")
-        writer.figure(per_class_bars(measured.per_class, TEST_SPLIT), f"per_class_{TEST_SPLIT}.png")
+        write_per_class(writer, measured.per_class, TEST_SPLIT)
 
     with ended(run):
-        if reason := write_run(run, write):
-            raise not_taken(scores, reason, remedy)
+        of_model.write(run, write)
     return run
 
 

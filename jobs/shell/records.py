@@ -1,11 +1,12 @@
 """Runs of MLflow that jobs other than trainings write."""
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from conf.schema import RunConfig
+from models.metrics import ClassScores
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.tracking.journal.writer import RunWriter
 from pipelines.tracking.store import revision
@@ -37,11 +38,42 @@ def write_run(run: TrackedRun, write: Callable[[RunWriter], None], **options: An
     return reason
 
 
+class ScoresOfModel(NamedTuple):
+    """The scores of a model, which an error names if the store does not accept them."""
+
+    metrics: Mapping[str, float]
+    remedy: str
+    """A text that says how to record them later."""
+
+    def not_taken(self, reason: str) -> TrackingError:
+        """Return the error that the store did not accept the scores, which are in the message."""
+        scores = ", ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
+        return TrackingError(f"MLflow did not take the scores ({reason}): {scores}. {self.remedy}")
+
+    def write(self, run: TrackedRun, write: Callable[[RunWriter], None], **options: Any) -> None:
+        """Write them and what belongs to them to a run; for the arguments see `write_run`.
+
+        Raises:
+            TrackingError: The store does not accept them.
+        """
+        if reason := write_run(run, write, **options):
+            raise self.not_taken(reason)
+
+
+def write_per_class(writer: RunWriter, rows: Sequence[ClassScores], split: str) -> None:
+    """Write the scores of each class as a table and as a plot."""
+    from pipelines.training.record.plots import per_class_bars  # `grid` imports this module, and draws nothing
+
+    writer.table(rows, f"per_class_{split}.json")
+    writer.figure(per_class_bars(rows, split), f"per_class_{split}.png")
+
+
 def start_run_of_model(
     config: RunConfig,
     served: ServedModel,
     manifest: Manifest,
     parameters: Mapping[str, Any],
+    scores: ScoresOfModel,
     *,
     verb: str,
     name: str,
@@ -54,6 +86,7 @@ def start_run_of_model(
         served: The model.
         manifest: The dataset's.
         parameters: Parameters in addition to model and dataset.
+        scores: The scores, for the error text.
         verb: The verb that measured the model.
         name: Name of the run.
         context: How the dataset is used.
@@ -62,8 +95,7 @@ def start_run_of_model(
         The run, and the model's run; None: the store does not have it.
 
     Raises:
-        TrackingError: The store does not answer.
-        ValueError: The experiment was deleted.
+        TrackingError: The store does not answer, or its experiment was deleted. The scores are in the message.
     """
     parent = TrackedRun(tracking_uri(), served.metadata.run_id or "")
     of_model = {
@@ -74,12 +106,9 @@ def start_run_of_model(
         **parameters,
     }
     about: dict[str, Any] = {"dataset": dataset_facts(config.dataset.path, manifest), "context": context}
-    if served.metadata.run_id is not None and has_run(parent):
-        return start_child_run(parent, name, of_model, tags_of(verb), **about), parent
-    return start_run(chosen_experiment(config.tracking.experiment), name, of_model, tags_of(verb), **about), None
-
-
-def not_taken(metrics: Mapping[str, float], reason: str, remedy: str) -> TrackingError:
-    """Return the error that the store did not accept scores, which are in the message."""
-    scores = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-    return TrackingError(f"MLflow did not take the scores ({reason}): {scores}. {remedy}")
+    try:
+        if served.metadata.run_id is not None and has_run(parent):
+            return start_child_run(parent, name, of_model, tags_of(verb), **about), parent
+        return start_run(chosen_experiment(config.tracking.experiment), name, of_model, tags_of(verb), **about), None
+    except (TrackingError, ValueError) as error:
+        raise scores.not_taken(str(error)) from None
