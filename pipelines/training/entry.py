@@ -22,15 +22,15 @@ def train(config: RunConfig, run: TrackedRun, checkpoints: Location) -> Training
 
 
 def run_range_test(config: RunConfig, rates: Sequence[float]) -> RangeTest:
-    """See `pipelines.training.finders.range_test.range_test_worker`."""
-    from pipelines.training.finders.range_test import range_test_worker
+    """See `pipelines.training.finders.workers.range_test_worker`."""
+    from pipelines.training.finders.workers import range_test_worker
 
     return range_test_worker(config, rates)
 
 
 def search_batch(config: RunConfig, largest_allowed: int) -> BatchSearch:
-    """See `pipelines.training.finders.batch_search.batch_search_worker`."""
-    from pipelines.training.finders.batch_search import batch_search_worker
+    """See `pipelines.training.finders.workers.batch_search_worker`."""
+    from pipelines.training.finders.workers import batch_search_worker
 
     return batch_search_worker(config, largest_allowed)
 

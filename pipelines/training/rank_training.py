@@ -20,21 +20,20 @@ from pipelines.training.checkpoint.scattered import whole_variables
 from pipelines.training.checkpoint.selection import best_step
 from pipelines.training.checkpoint.settings import recorded_settings
 from pipelines.training.checkpoint.state import TrainingState
-from pipelines.training.evaluation.validation import Validate, make_validation
 from pipelines.training.memory.shortage import Shortage
 from pipelines.training.ranks.stop import StopAgreement
 from pipelines.training.setup.input import TrainingInput, make_input
 from pipelines.training.setup.precision import tell_precision
-from pipelines.training.setup.rank_setup import RankSetup, make_rank_setup, use_kernels
+from pipelines.training.setup.rank_setup import RankSetup, make_mode_of, make_rank_setup, make_trainer, use_kernels
 from pipelines.training.setup.rates import make_schedule
 from pipelines.training.setup.resolution import trained_sizes
-from pipelines.training.setup.trainer import make_mode_of, make_trainer
 from pipelines.training.setup.warm_start import dataset_names
 from pipelines.training.step.loop import Trainer
 from pipelines.training.step.loss_scale import LossScale
 from pipelines.training.step.mode import Mode
 from pipelines.training.step.step import StepClocks
 from pipelines.training.step.weight_average import WeightAverage
+from pipelines.training.validation import Validate, make_validation
 
 _log = logging.getLogger(__name__)
 

@@ -23,7 +23,6 @@ from pipelines.training.checkpoint.selection import best_of, described
 from pipelines.training.checkpoint.state import TrainingState, newest_step
 from pipelines.training.driver.export import log_trained
 from pipelines.training.epochs import Epochs
-from pipelines.training.evaluation.validation import validation_images
 from pipelines.training.memory.shortage import Shortage, shortage_explained
 from pipelines.training.rank_training import RankTraining, make_rank_training
 from pipelines.training.ranks.events import Compiling, tell
@@ -35,6 +34,7 @@ from pipelines.training.record.summary import summary_of
 from pipelines.training.step.ahead import step_ahead
 from pipelines.training.tracing.peak import computer_of
 from pipelines.training.tracing.tracer import StepTracer
+from pipelines.training.validation import validation_images
 
 _log = logging.getLogger(__name__)
 

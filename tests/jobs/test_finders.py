@@ -154,13 +154,13 @@ def test_a_batch_is_found(
 
 def search_below(config: Any, largest_allowed: int) -> Any:
     """`entry.search_batch` for rows without end, on a worker that may grow by 800 MiB."""
-    from pipelines.training.finders import batch_search  # imports TensorFlow, which the driver does without
+    from pipelines.training.finders import workers  # imports TensorFlow, which the driver does without
 
     def limit(ranks_on_host: int) -> MemoryLimit:
         return MemoryLimit(int((resident_peak() + (800 << 20)) / FRACTION), "a test's limit")
 
-    batch_search.memory_limit = limit  # type: ignore[attr-defined]
-    return batch_search.batch_search_worker(config, 4096)
+    workers.memory_limit = limit  # type: ignore[attr-defined]
+    return workers.batch_search_worker(config, 4096)
 
 
 @pytest.mark.long

@@ -22,8 +22,7 @@ from pipelines.training.driver.output import RankJournal
 from pipelines.training.ranks.events import SavingModel, TrackingNews, tell
 from pipelines.training.ranks.predictions import Predictions
 from pipelines.training.ranks.results import Evaluation
-from pipelines.training.record.phase_table import PhaseTable
-from pipelines.training.record.phases import StepPhases
+from pipelines.training.record.phases import PhaseTable, StepPhases
 from pipelines.training.record.plots import learning_curves, learning_rate_curve, per_class_bars, where_the_step_goes
 from pipelines.training.record.prediction_plots import (
     MOST_CLASSES,

@@ -1,4 +1,4 @@
-"""The setup of one rank, made from the configuration; training and the finders start with it."""
+"""The setup, mode and trainer of one rank, made from the configuration; training and the finders start with them."""
 
 import functools
 import logging
@@ -10,10 +10,12 @@ import numpy as np
 from conf.schema import RunConfig
 from conf.sections.training import TrainingConfig
 from models.compression import kernels
+from models.compression.arithmetic.graph import Marks
 from models.layers.augmentation import AugmentedModel, augmentation_seeds
 from models.layers.grids import Size
 from models.layers.normalisation import normalise_over, statistics_bytes
 from models.losses import Loss
+from models.schedules import Schedule
 from pipelines.dataset.format.manifest import Manifest, read_manifest
 from pipelines.launch.rank import membership
 from pipelines.launch.rank.report import attempt, log_to_driver
@@ -21,12 +23,17 @@ from pipelines.storage.folder import Location
 from pipelines.training.checkpoint.files import list_checkpoints
 from pipelines.training.checkpoint.in_memory import rank_uses_kernels
 from pipelines.training.ranks.collective import HorovodCollective, ranks_of_job, use_assigned_devices
+from pipelines.training.ranks.stop import StopAgreement
 from pipelines.training.setup.objective import make_loss
-from pipelines.training.setup.recipe import freeze_layers, make_model
+from pipelines.training.setup.recipe import freeze_layers, make_mode, make_model
 from pipelines.training.setup.warm_start import begin_with
 from pipelines.training.setup.whitening import begin_whitened
-from pipelines.training.step.mixing import Mixing
-from pipelines.training.step.step_inputs import StepInputs
+from pipelines.training.step.loop import Trainer
+from pipelines.training.step.loss_scale import LossScale
+from pipelines.training.step.mode import Mode
+from pipelines.training.step.step import StepClocks
+from pipelines.training.step.step_inputs import Mixing, StepInputs
+from pipelines.training.step.weight_average import WeightAverage
 from pipelines.training.tracing.timeline import allow_timeline
 
 _log = logging.getLogger(__name__)
@@ -160,3 +167,61 @@ def _begin(
             lines.append(f"{len(frozen)} layers are frozen: {', '.join(frozen)}")
     for line in lines:
         log_to_driver(line)
+
+
+def make_mode_of(
+    config: RunConfig,
+    setup: RankSetup,
+    *,
+    steps_per_epoch: int,
+    stop: StopAgreement | None = None,
+    loss_scale: LossScale | None = None,
+    average: WeightAverage | None = None,
+    clocks: StepClocks | None = None,
+) -> Mode:
+    """Make the configured mode for the setup of a rank; for the arguments see `make_mode`."""
+    return make_mode(
+        config,
+        setup.model,
+        setup.loss,
+        setup.collective,
+        steps_per_epoch=steps_per_epoch,
+        micro_batches=setup.micro_batches,
+        marks=Marks() if config.training.trace_steps is not None else None,
+        stop=stop,
+        loss_scale=loss_scale,
+        average=average,
+        clocks=clocks,
+    )
+
+
+def make_trainer(
+    training: TrainingConfig, setup: RankSetup, mode: Mode, schedule: Schedule, stop: StopAgreement | None = None
+) -> Trainer:
+    """Make the trainer that turns the batches of this rank into updates.
+
+    Args:
+        training: The settings of the training.
+        setup: The setup of this rank.
+        mode: The mode that takes the steps.
+        schedule: Learning rate by optimizer step.
+        stop: The agreement on when to stop, which `mode` includes; None: training cannot be asked to stop.
+    """
+
+    def reset() -> None:
+        mode.reset()
+        if stop is not None:
+            stop.forget()
+
+    return Trainer(
+        step=mode.step,
+        optimizer=mode.optimizer,
+        schedule=schedule,
+        collective=setup.collective,
+        stop=stop,
+        accumulate=mode.accumulate,
+        micro_batches=setup.micro_batches,
+        reset=reset,
+        block=mode.block,
+        ranks_per_copy=training.mode.declaration.ranks_per_copy,
+    )

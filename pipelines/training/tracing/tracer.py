@@ -22,14 +22,35 @@ from models.compression.arithmetic.graph import Marks
 from models.layers.grids import Size
 from pipelines.dataset.read.reader import Batch
 from pipelines.launch.rank.report import log_to_driver
+from pipelines.storage.whole_files import copy_folder
 from pipelines.training.ranks.collective import HorovodCollective
 from pipelines.training.ranks.gathering import gather_json
 from pipelines.training.step.loop import Trainer
 from pipelines.training.step.step import Images
 from pipelines.training.tracing.clocks import ClockOffset, compare_clocks
-from pipelines.training.tracing.profile import Profile
 from pipelines.training.tracing.spans import TRACE_FILE, RankTrace, Span, chrome_trace
 from pipelines.training.tracing.timeline import Timeline, read_timeline
+
+
+class Profile:
+    """A profile for TensorBoard, with every operation and, on a GPU, every kernel."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start recording.
+
+        Args:
+            folder: Folder that the profile is written to at the end.
+        """
+        self._folder = folder
+        self._local = Path(tempfile.mkdtemp(prefix="groundswell-profile-"))
+        tf.profiler.experimental.start(str(self._local))
+
+    def stop(self) -> None:
+        """Stop recording and write the profile."""
+        tf.profiler.experimental.stop()
+        copy_folder(self._local, self._folder)
+        shutil.rmtree(self._local, ignore_errors=True)
+
 
 PROFILES = "profile"
 """The folder with TensorFlow's profiles, one subfolder per rank, in the run's folder and among its artifacts."""

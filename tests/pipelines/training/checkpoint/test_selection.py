@@ -19,12 +19,12 @@ from pipelines.sample import Task
 from pipelines.storage.folder import Location
 from pipelines.tracking.metrics import described as described_metrics
 from pipelines.tracking.metrics import validation_metrics
+from pipelines.training import validation
 from pipelines.training.checkpoint.checkpoints import Checkpoints
 from pipelines.training.checkpoint.files import checkpoint_path, list_checkpoints
 from pipelines.training.checkpoint.selection import Best, best_of, best_step, described, is_over, why_ended
 from pipelines.training.checkpoint.state import TrainingState, newest_state
 from pipelines.training.driver.checks import _check_best, _check_selection
-from pipelines.training.evaluation import evaluation
 from pipelines.training.ranks.predictions import Predictions
 from pipelines.training.ranks.results import Evaluation
 from pipelines.training.setup.recipe import make_exchange
@@ -198,9 +198,9 @@ def test_validation_has_the_metrics_that_can_be_chosen(
 ) -> None:
     targets = np.eye(classes, dtype=np.uint8)[np.arange(8) % classes]
     batch = Batch({}, targets, np.ones(8, np.float32), np.arange(8))
-    monkeypatch.setattr(evaluation, "evaluation_batches", lambda *args, **kwargs: [batch])
+    monkeypatch.setattr(validation, "evaluation_batches", lambda *args, **kwargs: [batch])
     reader: Any = range(8)
-    found = evaluation.evaluate(
+    found = validation.evaluate(
         lambda images: tf.constant(targets, tf.float32),
         lambda t, z: tf.reduce_mean(z, -1),
         reader,

@@ -23,8 +23,7 @@ from pipelines.training.finders.batches import (
 )
 from pipelines.training.finders.rates import SmoothedLosses, rising_rates, suggest
 from pipelines.training.memory.memory import MemoryLimit, Needs, memory_limit, resident_peak
-from pipelines.training.memory.needs import estimate
-from pipelines.training.memory.shortage import Shortage, shortage_explained
+from pipelines.training.memory.shortage import Shortage, estimate, shortage_explained
 from pipelines.training.setup.recipe import make_mode, make_model
 
 MIB = 1 << 20

@@ -17,8 +17,7 @@ from pipelines.tracking.store import runs
 from pipelines.tracking.store.store import TrackedRun
 from pipelines.training.checkpoint.in_memory import InMemoryRows
 from pipelines.training.record.epoch_metrics import epoch_metrics, totals_after
-from pipelines.training.record.phase_table import FILE_NAME, PhaseTable
-from pipelines.training.record.phases import divide
+from pipelines.training.record.phases import FILE_NAME, PhaseTable, divide
 from pipelines.training.record.run_recorder import RunRecorder
 from pipelines.training.step.loop import EpochResult
 

@@ -22,9 +22,8 @@ from pipelines.training.modes.synchronous import Synchronous
 from pipelines.training.setup.recipe import make_exchange
 from pipelines.training.step.clock import Clock
 from pipelines.training.step.loop import EpochResult, LossTotal, StepHooks, Trainer, train_epoch
-from pipelines.training.step.mixing import Mixing
 from pipelines.training.step.step import Step, make_train_step
-from pipelines.training.step.step_inputs import StepInputs
+from pipelines.training.step.step_inputs import Mixing, StepInputs
 
 
 def batches(count: int) -> Iterator[Batch]:
