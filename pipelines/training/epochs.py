@@ -214,11 +214,6 @@ class Epochs:
         except FloatingPointError as error:
             raise FloatingPointError(f"{error} in validation after step {step}: {REMEDY}") from None
 
-    def _changes_size(self, epoch_start: EpochStart) -> bool:
-        """Return whether this process trained the previous epoch with images of another size."""
-        sizes = self.rank.plan.sizes
-        return not epoch_start.is_first and sizes[epoch_start.epoch] != sizes[epoch_start.epoch - 1]
-
     def _train_one(self, epoch_start: EpochStart, history: list[dict[str, float]], began: float) -> float:
         """Train and validate one epoch, timed from `began`; return the time at which the next epoch begins."""
         rank, collective = self.rank, self.rank.setup.collective
@@ -227,7 +222,8 @@ class Epochs:
             in_memory_saver = InMemorySaver(
                 rank.recovery, rank.checkpoints.initial, self.measurements, history, epoch_start
             )
-        changes_size = self._changes_size(epoch_start)
+        sizes, epoch = rank.plan.sizes, epoch_start.epoch
+        changes_size = not epoch_start.is_first and sizes[epoch] != sizes[epoch - 1]
         if changes_size and self.recorder is not None:
             self.recorder.expect_compiling()
         trained = self._train_steps(epoch_start, history, in_memory_saver)
@@ -246,7 +242,7 @@ class Epochs:
             seconds=epoch_start.earlier_seconds + ended - began,
             compile_seconds=trained.compile_seconds if epoch_start.is_first or changes_size else 0.0,
         )
-        size, own = rank.plan.sizes[epoch_start.epoch], rank.mode.figures()
+        size, own = sizes[epoch], rank.mode.figures()
         history.append(
             epoch_metrics(trained, phases, evaluations, rank.step_parts.loss_scale, totals, size=size, of_mode=own)
         )

@@ -109,7 +109,7 @@ def make_rank_training(
     shortage.know(setup, mode)
     validate = make_validation(config, manifest, setup.model, collective, average)
 
-    further = [*_variables(loss_scale), *_variables(average)]
+    further = [variable for part in (loss_scale, average) if part is not None for variable in part.variables]
     checkpoints = _make_checkpoints(config, setup, run, checkpoint_folder, data.order, mode, further)
     own = [*checkpoints.variables, *checkpoints.own, *mode.exchange.variables]
     recovery = make_recovery(
@@ -168,7 +168,3 @@ def _make_checkpoints(
     trained = [variable for variable in whole_variables(mode.optimizer) if id(variable) not in own]
     variables = [*setup.model.variables, *trained, *further, *mode.shared]
     return Checkpoints(folder, initial, variables, mode.exchange, setup.collective, best, own=mode.own)
-
-
-def _variables(part: LossScale | WeightAverage | None) -> Sequence[keras.Variable]:
-    return () if part is None else part.variables

@@ -40,7 +40,6 @@ def evaluate(
     class_names: Sequence[str],
     task: Task,
     own_metrics: Mapping[str, Metric] = MappingProxyType({}),
-    keeps_predictions: bool = False,
 ) -> Evaluation:
     """Score every sample of the split exactly once; each rank scores a part of them.
 
@@ -53,7 +52,6 @@ def evaluate(
         class_names: Names of the classes, in the order of the predictions.
         task: Decides how logits become probabilities, and which scores exist.
         own_metrics: Further metrics by name, computed from the scores of all ranks.
-        keeps_predictions: Whether the result has all predictions; the same on every rank.
 
     Raises:
         FloatingPointError: A probability is not finite. Every rank raises this error.
@@ -79,10 +77,8 @@ def evaluate(
     total_loss = float(collective.sum(np.array([loss_sum]))[0])
     metrics = {**found.metrics, "loss": total_loss / len(reader)}
     metrics |= {name: metric(all_targets, all_scores) for name, metric in own_metrics.items()}
-    predictions = None
-    if keeps_predictions:
-        all_rows = collective.concatenate(np.concatenate(rows))
-        predictions = Predictions(all_scores, all_targets, all_rows, task)
+    all_rows = collective.concatenate(np.concatenate(rows))
+    predictions = Predictions(all_scores, all_targets, all_rows, task)
     per_class = per_class_table(class_names, found.counts, found.average_precisions)
     return Evaluation(metrics, per_class, predictions)
 
@@ -118,7 +114,6 @@ def make_validation(
             class_names=manifest.class_names,
             task=manifest.task,
             own_metrics=own_metrics,
-            keeps_predictions=True,
         )
 
     def validate() -> Mapping[str, Evaluation]:

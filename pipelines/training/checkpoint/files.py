@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 from pipelines.storage.folder import Location
 from pipelines.storage.whole_files import takes_whole_files_only
 
-DAMAGE = (OSError, ValueError, KeyError, EOFError, TypeError, FloatingPointError, zipfile.BadZipFile)
+_DAMAGE = (
+    *(OSError, ValueError, KeyError, EOFError, TypeError, FloatingPointError, zipfile.BadZipFile),
+    *(AttributeError, NotImplementedError, zlib.error, lzma.LZMAError),  # of a damaged ZIP directory
+)
 """Exceptions that reading a damaged file may raise."""
-NO_DAMAGE = (PermissionError,)
 _MORE_SPACE = "free some space, or set training.output to a larger disk"
 _NAME = re.compile(r"step-(\d{8})\.npz")
 _PART_NAME = re.compile(r"(?P<checkpoint>\.?step-(?P<step>\d{8}))(\.rank-\d{5})?\.npz(\.[0-9a-f]{32})?")
@@ -31,6 +33,10 @@ Arrays = dict[str, NDArray[Any]]
 
 class DamagedError(RuntimeError):
     """A file of a checkpoint is missing, cut short, changed, or holds values that are not finite."""
+
+
+class UnknownFormatError(ValueError):
+    """A checkpoint has a format that this program does not read."""
 
 
 def checkpoint_path(folder: Location, step: int) -> Location:
@@ -139,17 +145,18 @@ def opened(path: Location) -> Iterator[Any]:
     """Yield the arrays of a file; an array is read, and its CRC verified, when it is accessed.
 
     Raises:
-        Exception: One of `DAMAGE`, because the file is missing or damaged. Pickled objects are refused.
+        DamagedError: The file is missing or damaged, or the block finds that it is. Pickled objects are refused.
     """
     try:
         with path.open() as stream, np.load(stream, allow_pickle=False) as file:
             yield file
-    except (AttributeError, NotImplementedError, zlib.error, lzma.LZMAError) as error:  # a damaged ZIP directory
-        raise zipfile.BadZipFile(str(error)) from error
-    except RuntimeError as error:
-        if type(error) is not RuntimeError:  # an error of the storage
+    except (UnknownFormatError, PermissionError):
+        raise
+    except (*_DAMAGE, RuntimeError) as error:
+        # Of the `RuntimeError`s, "is encrypted" is damage. Subclasses, such as an error of the storage, are not.
+        if isinstance(error, RuntimeError) and type(error) not in (RuntimeError, NotImplementedError):
             raise
-        raise zipfile.BadZipFile(str(error)) from error  # "is encrypted"
+        raise DamagedError(str(error)) from error
 
 
 def remove_leftovers(folder: Location, step: int) -> None:

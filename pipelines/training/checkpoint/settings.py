@@ -1,18 +1,18 @@
 """The settings that a checkpoint records, and a check of those that a resumed run must not change."""
 
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from conf.schema import RunConfig
 from conf.sections.optimizers import SGDConfig
 from pipelines.dataset.format.manifest import Manifest
+from pipelines.machine.versions import NOT_INSTALLED, OWN, version_of
 from pipelines.storage.folder import Location
 from pipelines.training.checkpoint.state import TrainingState
 
 _SECTIONS = ("input", "model", "warm_start", "optimizer", "schedule", "exchange", "training")
 _NO_SETTINGS = ("training.resume_run", "training.output")
-_PACKAGES = ("groundswell", "keras", "tensorflow")
+_PACKAGES = (OWN, "keras", "tensorflow-cpu", "tensorflow")  # a later one with the same name counts
 _LAYOUT = "training.mode.layout"
 """The key that records the layout of the mode's checkpoints, in addition to its settings."""
 _FIXED = (
@@ -47,8 +47,9 @@ def recorded_settings(config: RunConfig) -> dict[str, str]:
     values = {name: str(value) for section in _SECTIONS for name, value in _flat(section, getattr(config, section))}
     values[_LAYOUT] = config.training.mode.declaration.layout
     values["launch.num_workers"] = str(config.launch.num_workers)
-    versions = {f"version.{package}": found for package in _PACKAGES if (found := _version(package))}
-    return {name: value for name, value in values.items() if name not in _NO_SETTINGS} | versions
+    versions = {package: version_of(package) for package in _PACKAGES}
+    values |= {f"version.{name.removesuffix('-cpu')}": each for name, each in versions.items() if each != NOT_INSTALLED}
+    return {name: value for name, value in values.items() if name not in _NO_SETTINGS}
 
 
 def check_same_training(
@@ -124,12 +125,3 @@ def _flat(prefix: str, value: Any) -> list[tuple[str, Any]]:
         key = f"{prefix}.{name}"
         flat += _flat(key, inner) if isinstance(inner, Mapping) else [(key, inner)]
     return flat
-
-
-def _version(package: str) -> str | None:
-    for name in (package, f"{package}-cpu"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return None

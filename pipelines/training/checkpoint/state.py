@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 
 from pipelines.storage.folder import Location
 from pipelines.training.checkpoint.files import (
-    DAMAGE,
-    NO_DAMAGE,
     Arrays,
     DamagedError,
+    UnknownFormatError,
     checkpoint_path,
     elsewhere,
     list_checkpoints,
@@ -42,10 +41,6 @@ RETAINED = 2
 FORMAT_VERSION = 2
 _STATE = "state.json"
 _log = logging.getLogger(__name__)
-
-
-class UnknownFormatError(ValueError):
-    """A checkpoint has a format that this program does not read."""
 
 
 @dataclass(frozen=True)
@@ -184,10 +179,8 @@ class RankStates(Sequence[Arrays]):
         try:
             with opened(path) as file:
                 arrays = {name: file[name] for name in file.files}
-            refuse_non_finite(arrays)
-        except NO_DAMAGE:
-            raise
-        except DAMAGE as error:
+                refuse_non_finite(arrays)
+        except DamagedError as error:
             raise DamagedError(f"{path.name}: {error}") from error
         return arrays
 
@@ -210,11 +203,8 @@ def newest_state(folder: Location) -> tuple[Location, TrainingState]:
         raise FileNotFoundError(f"no checkpoints in {folder}: is training.output that of the first run?")
     for path in reversed(paths):
         try:
-            with opened(path) as file:
-                return path, _read_state(path, file)
-        except (UnknownFormatError, *NO_DAMAGE):
-            raise
-        except DAMAGE as error:
+            return path, read_state(path)
+        except DamagedError as error:
             _warn_of_damage(path, error)
     raise all_damaged(folder)
 
@@ -239,17 +229,12 @@ def read_checkpoint(path: Location) -> tuple[TrainingState, Arrays]:
         DamagedError: The checkpoint is missing, damaged or not finite.
         ValueError: The checkpoint has an unknown format.
     """
-    try:
-        with opened(path) as file:
-            state = _read_state(path, file)
-            arrays = {name: file[name] for name in file.files if name != _STATE}
+    with opened(path) as file:
+        state = _read_state(path, file)
+        arrays = {name: file[name] for name in file.files if name != _STATE}
         if state.variables != len(arrays):
             raise ValueError(f"it has {len(arrays)} of {state.variables} variables")
         refuse_non_finite(arrays)
-    except (UnknownFormatError, *NO_DAMAGE):
-        raise
-    except DAMAGE as error:
-        raise DamagedError(str(error)) from error
     return state, arrays
 
 
@@ -260,13 +245,8 @@ def read_state(path: Location) -> TrainingState:
         DamagedError: The checkpoint is missing or damaged.
         ValueError: The checkpoint has an unknown format.
     """
-    try:
-        with opened(path) as file:
-            return _read_state(path, file)
-    except (UnknownFormatError, *NO_DAMAGE):
-        raise
-    except DAMAGE as error:
-        raise DamagedError(str(error)) from error
+    with opened(path) as file:
+        return _read_state(path, file)
 
 
 def read_arrays(path: Location) -> tuple[TrainingState, Arrays]:
@@ -278,9 +258,7 @@ def read_arrays(path: Location) -> tuple[TrainingState, Arrays]:
     try:
         with opened(path) as file:
             return _read_state(path, file), {name: file[name] for name in file.files if name != _STATE}
-    except (UnknownFormatError, *NO_DAMAGE):
-        raise
-    except DAMAGE as error:
+    except DamagedError as error:
         raise ValueError(f"{path} is damaged, or no checkpoint ({error})") from error
 
 

@@ -114,7 +114,8 @@ def check_resume(config: RunConfig, manifest: Manifest) -> None:
     steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
     _check_best(path, state, training, steps, offline=offline)
     if state.is_within_an_epoch:
-        window = _window_rows(config.dataset.path, config.reader, manifest)
+        is_ours, settings = config.reader.name != "petastorm", reader_settings(config.reader)
+        window = window_rows(config.dataset.path, manifest, TRAINING_SPLIT, settings) if is_ours else None
         check_same_order(path, state, order_of(config.reader, window))
 
 
@@ -145,12 +146,6 @@ def check_output(training: TrainingConfig, dataset: str) -> None:
     written = len(list_checkpoints(location / CHECKPOINTS))
     retained = RETAINED + (training.selection.metric is not None)
     check_writable(location, size * (retained + 1 - min(retained, written)))
-
-
-def _window_rows(dataset: str, reader: ReaderConfig, manifest: Manifest) -> int | None:
-    if reader.name == "petastorm":
-        return None
-    return window_rows(dataset, manifest, TRAINING_SPLIT, reader_settings(reader))
 
 
 def _is_finished(output: str, run_id: str, *, offline: bool) -> bool:

@@ -54,7 +54,11 @@ def log_model_of(
         ValueError: The checkpoint is of another training, or all are damaged.
         TrackingError: The store did not receive the model.
     """
-    config, manifest = _what_was_trained(folder)
+    if not (folder / CONFIG_FILE).is_file():
+        raise FileNotFoundError(
+            f"{folder} has no {CONFIG_FILE}, as every run's folder has: train again without training.resume_run"
+        )
+    config, manifest = resolve(str(folder / CONFIG_FILE)), read_manifest(folder)
     steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
     known = checkpoints or Location(str(folder / CHECKPOINTS))
     path, state, arrays = _read(known, checkpoint, config.training.selection, steps)
@@ -123,14 +127,6 @@ def _example(dataset: str, reader: ReaderConfig, model: keras.Model) -> dict[str
     except (OSError, RuntimeError, ValueError) as error:
         _log.warning("the model gets no input example: %s", error)
         return None
-
-
-def _what_was_trained(folder: Path) -> tuple[RunConfig, Manifest]:
-    if not (folder / CONFIG_FILE).is_file():
-        raise FileNotFoundError(
-            f"{folder} has no {CONFIG_FILE}, as every run's folder has: train again without training.resume_run"
-        )
-    return resolve(str(folder / CONFIG_FILE)), read_manifest(folder)
 
 
 def _read(

@@ -51,15 +51,6 @@ def check_output_location(output: str, dataset: str) -> None:
     location.check()
 
 
-def fetch_records(output: str, run_id: str) -> None:
-    """Copy the records of a run behind a URL, without checkpoints, into `records_folder`.
-
-    Raises:
-        StorageError: The storage cannot be used.
-    """
-    local_records(run_location(output, run_id))
-
-
 def local_records(location: Location) -> Path:
     """Return a run's folder; if the run is behind a URL, its records without checkpoints are first copied here.
 

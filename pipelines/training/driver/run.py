@@ -40,7 +40,7 @@ from pipelines.training.driver.output import (
     CHECKPOINTS,
     checkpoints_of,
     fetch_rank_journal,
-    fetch_records,
+    local_records,
     publish_records,
     records_folder,
     run_location,
@@ -143,15 +143,13 @@ class DriverRecorder:
         """Note that the run is trained, and fail if it has a store, which lacks a part of it."""
         update_local_run(self.folder, status="TRAINED", ended=now())
         if not self.run.is_offline:
+            resume = f"the same command and --set training.resume_run={self.run.run_id}"
             raise TrackingError(
                 f"training is done, but MLflow at {redacted(self.run.uri)} has not taken all of it ({reason}). The "
                 f"checkpoint is {summary.checkpoint}, what is still to be written is in {self.location}. When the "
-                f"server answers again, {self._how_to_finish()}"
+                f"server answers again, `groundswell sync --output {self.location.parent}` writes it, or finish the "
+                f"run with {resume}"
             )
-
-    def _how_to_finish(self) -> str:
-        resume = f"the same command and --set training.resume_run={self.run.run_id}"
-        return f"`groundswell sync --output {self.location.parent}` writes it, or finish the run with {resume}"
 
 
 @contextmanager
@@ -206,8 +204,7 @@ class _Opened(NamedTuple):
 def _continue_run(output: str, run_id: str, stack: ExitStack, *, offline: bool) -> _Opened:
     # The run must be ours before anything is read from it or written to it.
     check_lock = stack.enter_context(locked_run(run_location(output, run_id)))
-    fetch_records(output, run_id)
-    folder = records_folder(output) / run_id
+    folder = local_records(run_location(output, run_id))
     before = read_local_run(folder)
     if before is None:
         raise ValueError(

@@ -65,8 +65,41 @@ def job_of_one() -> Iterator[None]:
         os.environ.update(before)
 
 
-class HorovodCollective:
+class _Operations:
+    """The operations of some ranks of the job; all of them must call the same ones in the same order."""
+
+    size: int
+    ranks: hvd.ProcessSet | None
+    """Horovod's object; None for only this rank."""
+
+    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
+        """Sum each tensor over the ranks, in one grouped operation.
+
+        The ranks match their operations by name. Without a name Horovod derives one from the graph, which must then be
+        the same on all ranks.
+        """
+        if self.size == 1:
+            return list(tensors)
+        return list(hvd.grouped_allreduce(tensors, op=hvd.Sum, name=name, process_set=self.ranks))
+
+    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor | None = None, name: str | None = None) -> tf.Tensor:
+        """Send one section of the first axis to each rank, with equal lengths or the lengths in `splits`."""
+        if self.size == 1:
+            return tf.identity(tensor)
+        if splits is None:
+            return hvd.alltoall(tensor, name=name, process_set=self.ranks)
+        received, _ = hvd.alltoall(tensor, splits=splits, name=name, process_set=self.ranks)
+        return received
+
+    def allgather(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """Concatenate the ranks' tensors in rank order; their first axes may differ."""
+        return tf.identity(tensor) if self.size == 1 else hvd.allgather(tensor, name=name, process_set=self.ranks)
+
+
+class HorovodCollective(_Operations):
     """All ranks of this Horovod job; every rank must call the same operations in the same order."""
+
+    ranks = hvd.global_process_set
 
     def __init__(self, group_size: int = 1, *, has_peers: bool = False) -> None:
         """Join the job; a spare process joins it later, with `join`.
@@ -106,16 +139,6 @@ class HorovodCollective:
             self.group.ranks = groups[self.rank // size]
             self.peers.ranks = crossed[self.rank % size] if self.peers.size > 1 else None
 
-    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
-        """Sum each tensor over the ranks, in one grouped operation.
-
-        The ranks match their operations by name. Without a name Horovod derives one from the graph, which must then be
-        the same on all ranks.
-        """
-        if self.size == 1:
-            return list(tensors)
-        return list(hvd.grouped_allreduce(tensors, op=hvd.Sum, name=name))
-
     def reducescatter(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
         """Sum a tensor `(n,)` over the ranks and return this rank's part; the first n modulo N ranks get one more."""
         if self.size == 1:
@@ -124,19 +147,6 @@ class HorovodCollective:
         # Horovod's public function for groups takes no name.
         (part,) = hvd._grouped_reducescatter([tensor], name=name, op=hvd.Sum)
         return part
-
-    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor | None = None, name: str | None = None) -> tf.Tensor:
-        """Send one section of the first axis to each rank, with equal lengths or the lengths in `splits`."""
-        if self.size == 1:
-            return tf.identity(tensor)
-        if splits is None:
-            return hvd.alltoall(tensor, name=name)
-        received, _ = hvd.alltoall(tensor, splits=splits, name=name)
-        return received
-
-    def allgather(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
-        """Concatenate the ranks' tensors in rank order; their first axes may differ."""
-        return tf.identity(tensor) if self.size == 1 else hvd.allgather(tensor, name=name)
 
     def sum(self, values: NDArray[Any]) -> NDArray[Any]:
         """Sum one array over the ranks, outside a graph."""
@@ -168,39 +178,19 @@ class HorovodCollective:
         return int(hvd.broadcast(tf.constant(value, tf.int64), root_rank=0))
 
 
-class HorovodGroup:
+class HorovodGroup(_Operations):
     """Some ranks of the job; all of them must call the same operations in the same order."""
 
     def __init__(self, rank: int, size: int) -> None:
         """Describe a group of `size` ranks that have not joined yet; `rank` is this rank's number in it."""
         self.rank, self.size = rank, size
-        self.ranks: hvd.ProcessSet | None = None
-        """Horovod's object after the ranks have joined; None for a group of only this rank."""
+        self.ranks = None  # until they have joined
 
     def sum(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Return the sum over the group; its ranks match their calls by name."""
         if self.size == 1:
             return values
         return hvd.allreduce(values, op=hvd.Sum, name=name, process_set=self.ranks)
-
-    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
-        """Sum each tensor over the group; see `HorovodCollective`."""
-        if self.size == 1:
-            return list(tensors)
-        return list(hvd.grouped_allreduce(tensors, op=hvd.Sum, name=name, process_set=self.ranks))
-
-    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor | None = None, name: str | None = None) -> tf.Tensor:
-        """Send one section of the first axis to each rank of the group; see `HorovodCollective`."""
-        if self.size == 1:
-            return tf.identity(tensor)
-        if splits is None:
-            return hvd.alltoall(tensor, name=name, process_set=self.ranks)
-        received, _ = hvd.alltoall(tensor, splits=splits, name=name, process_set=self.ranks)
-        return received
-
-    def allgather(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
-        """Concatenate the tensors of the group in rank order; their first axes may differ."""
-        return tf.identity(tensor) if self.size == 1 else hvd.allgather(tensor, name=name, process_set=self.ranks)
 
 
 def rank_of_job() -> int:

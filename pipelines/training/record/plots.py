@@ -60,9 +60,10 @@ def where_the_step_goes(history: Sequence[Mapping[str, float]], last: StepPhases
     figure = Figure(figsize=(_WIDTH_INCHES, 3.9), layout="constrained")
     by_epoch, by_rank = figure.subplots(1, 2, sharey=True)
     known = [(epoch, row) for epoch, row in enumerate(history, 1) if "time/step_compute_seconds" in row]
+    by_phase = [{name: row[f"time/step_{name}_seconds"] for name in PHASES} for _, row in known]
     ranks = len(last.seconds)
     for axis, positions, columns in (
-        (by_epoch, [epoch for epoch, _ in known], [_phases_of(row) for _, row in known]),
+        (by_epoch, [epoch for epoch, _ in known], by_phase),
         (by_rank, list(range(ranks)), list(last.seconds)),
     ):
         bottom = [0.0] * len(positions)
@@ -81,10 +82,6 @@ def where_the_step_goes(history: Sequence[Mapping[str, float]], last: StepPhases
     handles, labels = by_epoch.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(PHASES), fontsize=8)
     return figure
-
-
-def _phases_of(row: Mapping[str, float]) -> dict[str, float]:
-    return {name: row[f"time/step_{name}_seconds"] for name in PHASES}
 
 
 def learning_rate_curve(rates: Sequence[float]) -> Figure:

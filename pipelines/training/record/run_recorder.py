@@ -11,7 +11,6 @@ from typing import Any
 from models.compression.exchange.figures import ExchangeFigures
 from models.schedules import Schedule
 from pipelines.storage.folder import Location, StorageError
-from pipelines.tracking.journal.delivery import News
 from pipelines.tracking.journal.pictures import Draw
 from pipelines.tracking.journal.system import Sample, curves_of
 from pipelines.tracking.journal.writer import Point, RunWriter, now
@@ -67,7 +66,11 @@ class RunRecorder:
         """
         self._journal = RankJournal(checkpoints)
         self._writer = RunWriter(
-            run, self._journal.folder, restart_step=start_step, on_news=_tell_driver, own_metrics=own_metrics
+            run,
+            self._journal.folder,
+            restart_step=start_step,
+            on_news=lambda news, reason: tell(TrackingNews(news=news, reason=reason)),
+            own_metrics=own_metrics,
         )
         self._writer.start()
         self._schedule = schedule
@@ -327,7 +330,3 @@ def _drawings_of(
     if image_of is not None:
         drawings["predictions_validation.png"] = lambda: contact_sheet(predictions, names, image_of, "validation")
     return drawings
-
-
-def _tell_driver(news: News, reason: str) -> None:
-    tell(TrackingNews(news=news, reason=reason))

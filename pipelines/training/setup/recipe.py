@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 import keras
 
 from conf.schema import RunConfig
-from conf.sections.augmentations import AugmentationConfig
 from conf.sections.codecs import CodecConfig
 from conf.sections.optimizers import OneBitAdamConfig, OptimizerConfig
 from conf.sections.training import WarmStartConfig
@@ -41,7 +40,7 @@ def make_model(config: RunConfig, manifest: Manifest) -> keras.Model:
         network=config.model.name,
         classes=len(manifest.class_names),
         upsampling=config.input.upsampling,
-        augmentation=make_augmentation(config.input.augmentation),
+        augmentation=AUGMENTATIONS[config.input.augmentation.name](**config.input.augmentation.arguments()),
         precision=config.training.precision,
         resizes=bool(config.input.resolution_schedule),
         **config.model.arguments(),
@@ -70,11 +69,6 @@ def make_rate_factors(config: WarmStartConfig, model: keras.Model) -> list[tuple
         return rate_factors(model, config.rate_factors)
     except ValueError as error:
         raise ValueError(f"warm_start.rate_factors: {error}") from None
-
-
-def make_augmentation(config: AugmentationConfig) -> keras.layers.Layer | None:
-    """Build the layer of the configured augmentation; return None if there is none."""
-    return AUGMENTATIONS[config.name](**config.arguments())
 
 
 def input_groups(manifest: Manifest, bands: Sequence[str] | None) -> list[InputGroup]:

@@ -189,7 +189,8 @@ def train_epoch(
     for number, batch in enumerate(batches, start=1):
         clock.batch_arrived(len(batch.rows))
         if number % trainer.micro_batches:
-            _take_micro_batch(trainer, inputs_of(batch))
+            assert trainer.accumulate is not None
+            trainer.accumulate(*inputs_of(batch))
             if clock.measures and pace.is_due():
                 step_done()  # a sign of life: a step of many micro-batches may take minutes
         else:
@@ -241,12 +242,6 @@ class _Pace:
             return False
         self._last = now
         return True
-
-
-def _take_micro_batch(trainer: Trainer, inputs: Inputs) -> None:
-    """Start to compute a micro-batch that is not the last of its step."""
-    assert trainer.accumulate is not None
-    trainer.accumulate(*inputs)
 
 
 def _take_step(trainer: Trainer, step: int, inputs: Inputs, losses: "_Losses") -> tf.Tensor:

@@ -86,8 +86,12 @@ def chrome_trace(ranks: Sequence[RankTrace], horovod: Sequence[Event], about: Ma
 
     Source: Google, "Trace event format".
     """
-    spans = [[_shifted(span, rank.offset) for span in rank.spans] for rank in ranks]
-    spans = _with_waiting(spans)
+    spans = _with_waiting(
+        [
+            [replace(span, start=span.start + rank.offset, end=span.end + rank.offset) for span in rank.spans]
+            for rank in ranks
+        ]
+    )
     starts = [span.start for each in spans for span in each] + [event["ts"] for event in horovod]
     origin = min(starts, default=0.0)
     events: list[Event] = []
@@ -113,10 +117,6 @@ def chrome_trace(ranks: Sequence[RankTrace], horovod: Sequence[Event], about: Ma
         "displayTimeUnit": "ms",
         "otherData": {**about, "clock": "of rank 0", "largest_clock_error_ms_by_rank": errors, "rows": ROWS},
     }
-
-
-def _shifted(span: Span, seconds: float) -> Span:
-    return replace(span, start=span.start + seconds, end=span.end + seconds)
 
 
 def _with_waiting(spans: Sequence[Sequence[Span]]) -> list[list[Span]]:
