@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from conf.schema import RunConfig
 from pipelines.storage.folder import Location
 from pipelines.tracking.store.store import TrackedRun
-from pipelines.training.driver.site import HostReport
+from pipelines.training.driver import site
 from pipelines.training.finders.batches import BatchSearch
 from pipelines.training.finders.rates import RangeTest
 from pipelines.training.ranks.results import TrainingSummary
@@ -35,8 +35,6 @@ def search_batch(config: RunConfig, largest_allowed: int) -> BatchSearch:
     return batch_search_worker(config, largest_allowed)
 
 
-def look(config: RunConfig) -> HostReport:
+def look(config: RunConfig) -> site.HostReport:
     """See `pipelines.training.driver.site.look`."""
-    from pipelines.training.driver import site
-
     return site.look(config.training.output, config.dataset.path)

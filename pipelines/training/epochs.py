@@ -251,8 +251,9 @@ class Epochs:
             self.recorder.write_epoch(history, evaluations, timed, step=end, samples=samples)
             number, where = epoch_start.epoch + 1, line_of(timed) if timed else ""
             is_last = number == epoch_start.epochs or is_over(history, rank.training.selection)
-            last = history[-1]
-            tell(EpochTrained(epoch=number, epochs=epoch_start.epochs, metrics=last, where=where, is_last=is_last))
+            tell(
+                EpochTrained(epoch=number, epochs=epoch_start.epochs, metrics=history[-1], where=where, is_last=is_last)
+            )
         # Last: an epoch with a checkpoint was recorded and reported to the driver.
         rank.checkpoints.save(epochs_done=epoch_start.epoch + 1, step=end, history=history, evaluations=evaluations)
         if self.recorder is not None:
@@ -266,9 +267,14 @@ class Epochs:
     ) -> EpochResult:
         """Train the remaining steps of one epoch."""
         rank, training, model = self.rank, self.rank.training, self.rank.setup.model
-        every = training.checkpoint_every_steps
         saver = CheckpointSaver(
-            rank.checkpoints, rank.mode.come_together, self.recorder, self.measurements, history, epoch_start, every
+            rank.checkpoints,
+            rank.mode.come_together,
+            self.recorder,
+            self.measurements,
+            history,
+            epoch_start,
+            training.checkpoint_every_steps,
         )
         batches, trainer = rank.data.batches_of(epoch_start.epoch, epoch_start.start_step), rank.trainer
         if self.tracer is not None:

@@ -77,10 +77,8 @@ def evaluate(
     total_loss = float(collective.sum(np.array([loss_sum]))[0])
     metrics = {**found.metrics, "loss": total_loss / len(reader)}
     metrics |= {name: metric(all_targets, all_scores) for name, metric in own_metrics.items()}
-    all_rows = collective.concatenate(np.concatenate(rows))
-    predictions = Predictions(all_scores, all_targets, all_rows, task)
-    per_class = per_class_table(class_names, found.counts, found.average_precisions)
-    return Evaluation(metrics, per_class, predictions)
+    predictions = Predictions(all_scores, all_targets, collective.concatenate(np.concatenate(rows)), task)
+    return Evaluation(metrics, per_class_table(class_names, found.counts, found.average_precisions), predictions)
 
 
 Validate = Callable[[], Mapping[str, Evaluation]]
@@ -102,7 +100,7 @@ def make_validation(
         return dict
     loss, own_metrics = classification_loss(manifest.task), make_metrics(config.training.metrics)
     reader = SplitReader(config.dataset.path, VALIDATION_SPLIT, reader_settings(config.reader))
-    predict: Callable[[dict[str, tf.Tensor]], tf.Tensor] = make_predict(model, jit_compile=config.training.jit_compile)
+    predict = make_predict(model, jit_compile=config.training.jit_compile)
 
     def score() -> Evaluation:
         return evaluate(
@@ -135,7 +133,8 @@ def validation_images(
     split = SplitReader(dataset, VALIDATION_SPLIT, reader_settings(reader))
 
     def image_of(row: int) -> NDArray[np.uint8]:
-        images = split.gather(np.array([row])).images
-        return visible({name: values[0] for name, values in images.items()}, manifest.groups)
+        return visible(
+            {name: values[0] for name, values in split.gather(np.array([row])).images.items()}, manifest.groups
+        )
 
     return image_of

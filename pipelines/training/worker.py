@@ -60,8 +60,7 @@ def train_worker(
         MemoryError: This rank ran out of memory. The error names what would fit.
     """
     with shortage_explained(config.training) as shortage:
-        rank = make_rank_training(config, run, checkpoint_folder, shortage)
-        return _train(config, run, rank, shortage, before_step)
+        return _train(config, run, make_rank_training(config, run, checkpoint_folder, shortage), shortage, before_step)
 
 
 def _train(
@@ -225,8 +224,9 @@ def _finish(
         average=rank.step_parts.average,
         thresholds=checkpoints.thresholds(epoch * steps),
     )
-    summary = summary_of(history, config, manifest, computer)
-    model_uri, not_recorded = recorder.write_end(tags, summary, steps=len(history) * steps, log_model=log_model)
+    model_uri, not_recorded = recorder.write_end(
+        tags, summary_of(history, config, manifest, computer), steps=len(history) * steps, log_model=log_model
+    )
     return TrainingSummary(
         model_uri,
         history,

@@ -22,7 +22,7 @@ from pipelines.training.checkpoint.files import (
     write_failure,
 )
 from pipelines.training.checkpoint.rank_state import load_rank_state, rank_state
-from pipelines.training.checkpoint.scattered import Scattered, gather
+from pipelines.training.checkpoint.scattered import Scattered
 from pipelines.training.checkpoint.selection import History
 from pipelines.training.checkpoint.settings import check_same_order
 from pipelines.training.checkpoint.state import (
@@ -132,7 +132,9 @@ class Checkpoints:
         """
         with self._failures_explained(step):
             # Other ranks free each gathered variable at once. Rank 0 holds all of them until they are written.
-            gathered = (gather(each, self.collective) for each in self.variables)
+            gathered = (
+                each.gather(self.collective) if isinstance(each, Scattered) else each for each in self.variables
+            )
             wholes = [each for each in gathered if self.collective.rank == 0]
             if self._has_rank_state:
                 save_rank_state(self.folder, step, self.collective.rank, rank_state(self.exchange, self.own))

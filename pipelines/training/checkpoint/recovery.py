@@ -118,5 +118,10 @@ def make_recovery(
     if not files:
         return None
     plain = [variable if isinstance(variable, tf.Variable) else variable.value for variable in variables]
-    in_memory = InMemoryCheckpoints(files[:2], [*plain, *mode.between], mode.block)
-    return Recovery(collective, in_memory, every_steps, uses_kernels, reset)
+    return Recovery(
+        collective,
+        InMemoryCheckpoints(files[:2], [*plain, *mode.between], mode.block),
+        every_steps,
+        uses_kernels,
+        reset,
+    )

@@ -49,20 +49,13 @@ class Scattered:
 
     def gather(self, collective: HorovodCollective) -> Gathered:
         """Return the whole from the parts of all ranks, which call this together."""
-        whole = collective.concatenate(np.asarray(self._variable))
-        return Gathered(self.path, whole.reshape(self.shape))
+        return Gathered(self.path, collective.concatenate(np.asarray(self._variable)).reshape(self.shape))
 
     def spread(self, collective: HorovodCollective, whole: NDArray[Any] | None) -> None:
         """Set the part of every rank from the whole on rank 0; all ranks call this together."""
-        values = np.zeros(self.shape, self.dtype) if whole is None else whole
-        everyones = tf.Variable(values, trainable=False)
+        everyones = tf.Variable(np.zeros(self.shape, self.dtype) if whole is None else whole, trainable=False)
         collective.broadcast([everyones])
         self.assign(everyones.numpy())
-
-
-def gather(variable: "keras.Variable | Scattered", collective: HorovodCollective) -> "keras.Variable | Gathered":
-    """Return the whole variable, gathered if the ranks divide it; all ranks call this together."""
-    return variable.gather(collective) if isinstance(variable, Scattered) else variable
 
 
 def whole_variables(optimizer: keras.optimizers.Optimizer) -> list[Any]:
@@ -71,8 +64,3 @@ def whole_variables(optimizer: keras.optimizers.Optimizer) -> list[Any]:
         return list(optimizer.variables)
     parts = optimizer.parts
     return [Scattered(each, parts[id(each)]) if id(each) in parts else each for each in optimizer.variables]
-
-
-def equal_on_ranks(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """Return the variables of an optimizer that are not divided among the ranks."""
-    return [each for each in whole_variables(optimizer) if not isinstance(each, Scattered)]

@@ -88,13 +88,10 @@ def check_same_training(
         exchange = name in _FIXED_WITH_EXCHANGE_STATE and state.exchange_ranks > 0
         if network or exchange or name in _FIXED:
             fixed.append((name, then[name], now[name]))
-    # A checkpoint holds averages or it does not. Their decay may change.
-    before, after = then["training.ema"], now["training.ema"]
-    if "None" in (before, after):
-        fixed.append(("training.ema", before, after))
-    before, after = then["training.precision"], now["training.precision"]
-    if "float16" in (before, after):  # only half floats have a loss scale
-        fixed.append(("training.precision", before, after))
+    # A checkpoint has averages or it does not, and their decay may change. Only half floats have a loss scale.
+    for name, value in (("training.ema", "None"), ("training.precision", "float16")):
+        if value in (then[name], now[name]):
+            fixed.append((name, then[name], now[name]))
     name = "optimizer.momentum"
     if now["optimizer.name"] == SGDConfig.default("name") and "0.0" in (then.get(name), now[name]):
         fixed.append((name, then.get(name, now[name]), now[name]))  # without momentum it has no variable, as LARS has

@@ -230,8 +230,9 @@ def _check_validation_metric(
             f"{setting}={metric} needs a validation split, and {dataset} has only "
             f"{', '.join(sorted(manifest.splits))}: leave out {setting}"
         )
-    own = list(training.metrics)
-    known = validation_metrics(manifest.task, len(manifest.class_names), averaged=training.ema is not None, own=own)
+    known = validation_metrics(
+        manifest.task, len(manifest.class_names), averaged=training.ema is not None, own=list(training.metrics)
+    )
     if metric not in known:
         averaged = metric.startswith(f"{AVERAGED_GROUP}/") and training.ema is None
         remedy = ", and training.ema is null" if averaged else ""

@@ -60,8 +60,9 @@ def log_model_of(
         )
     config, manifest = resolve(str(folder / CONFIG_FILE)), read_manifest(folder)
     steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
-    known = checkpoints or Location(str(folder / CHECKPOINTS))
-    path, state, arrays = _read(known, checkpoint, config.training.selection, steps)
+    path, state, arrays = _read(
+        checkpoints or Location(str(folder / CHECKPOINTS)), checkpoint, config.training.selection, steps
+    )
     # Keras numbers unnamed layers per process. The checkpoint has the names of the first model in a process.
     keras.backend.clear_session()
     model = make_model(config, manifest)
@@ -104,8 +105,9 @@ def log_trained(
     if average is not None:
         with average.in_model():
             averaged = with_probabilities(model, task)
-        of_average = replace(tuned(AVERAGED_GROUP), ema=average.decay)
-        log_model(run, averaged, of_average, None, step=step, name=AVERAGED_MODEL)
+        log_model(
+            run, averaged, replace(tuned(AVERAGED_GROUP), ema=average.decay), None, step=step, name=AVERAGED_MODEL
+        )
     served = with_probabilities(model, task)
     return log_model(
         run,

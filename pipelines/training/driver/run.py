@@ -269,8 +269,9 @@ def _write_beginning(
         settings_history.begin(folder, settings)
         writer.text(manifest_json(manifest), "dataset.json")
     else:
-        newest = newest_step(checkpoints_of(config.training.output, run.run_id))
-        settings_history.record_changes(writer, folder, settings, newest)
+        settings_history.record_changes(
+            writer, folder, settings, newest_step(checkpoints_of(config.training.output, run.run_id))
+        )
         tags = tags_of(config, manifest)
         if before is not None and before.has_diverged:
             tags = {**tags, DIVERGED_TAG: ""}

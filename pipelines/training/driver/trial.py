@@ -53,9 +53,10 @@ def try_parts(config: RunConfig, manifest: Manifest) -> None:
         "CUDA_VISIBLE_DEVICES": "-1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
-    payload = pickle.dumps((config, manifest))
     try:
-        done = subprocess.run(command, input=payload, env=environment, capture_output=True, timeout=_SECONDS)
+        done = subprocess.run(
+            command, input=pickle.dumps((config, manifest)), env=environment, capture_output=True, timeout=_SECONDS
+        )
     except subprocess.TimeoutExpired:
         raise RuntimeError(
             f"building the model took more than {_SECONDS} seconds: see the parts by import path"
@@ -97,8 +98,7 @@ def build_parts(config: RunConfig, manifest: Manifest) -> list[str]:
         # Not the layer itself, because Keras would turn an error into several lines.
         model.augmentation.call(*_two_samples(model), training=True)
     if config.model.name == "import":
-        sizes = part_sizes(config.input, config.model, manifest)
-        _try_sizes(model, sizes, len(manifest.class_names), path)
+        _try_sizes(model, part_sizes(config.input, config.model, manifest), len(manifest.class_names), path)
         _check_gradients(model, path)
     if config.model.batch_norm_ranks != 1:
         try:

@@ -14,7 +14,7 @@ from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, MEANS_NOT_
 from models.layers.augmentation import AugmentedModel
 from pipelines.dataset.format.manifest import Manifest, read_manifest
 from pipelines.launch.rank.report import StoppedOnRequest, step_done, stop_requested
-from pipelines.training.checkpoint.scattered import equal_on_ranks
+from pipelines.training.checkpoint.scattered import Scattered, whole_variables
 from pipelines.training.finders.batches import BatchSearch, Trial, batch_multiple, next_batch_size
 from pipelines.training.finders.rates import RangeTest, SmoothedLosses
 from pipelines.training.memory.memory import MemoryLimit, memory_limit, resident_peak
@@ -144,7 +144,8 @@ def range_test_worker(config: RunConfig, rates: Sequence[float]) -> RangeTest:
         mode = make_mode_of(config, setup, steps_per_epoch=len(rates), loss_scale=scale)
         trainer = make_trainer(training, setup, mode, lambda step: rates[step])
         shortage.know(setup, mode)
-        collective.broadcast([variable.value for variable in [*model.variables, *equal_on_ranks(mode.optimizer)]])
+        equal = [each for each in whole_variables(mode.optimizer) if not isinstance(each, Scattered)]
+        collective.broadcast([variable.value for variable in [*model.variables, *equal]])
         if collective.rank == 0:
             tell(Compiling())
         data = make_input(
@@ -156,12 +157,10 @@ def range_test_worker(config: RunConfig, rates: Sequence[float]) -> RangeTest:
 def _run(inputs: Iterator[Inputs], trainer: Trainer, rates: Sequence[float]) -> RangeTest:
     losses = SmoothedLosses()
     for step, rate in enumerate(rates):
-        loss = _step(trainer, rate, inputs)
-        if _add(losses, rate, loss, trainer.collective):
+        if _add(losses, rate, _step(trainer, rate, inputs), trainer.collective):
             return RangeTest(losses.points, diverged=True)
         if trainer.collective.rank == 0:
-            smoothed = losses.points[-1].smoothed
-            tell(RateTried(step=step + 1, steps=len(rates), rate=rate, smoothed_loss=smoothed))
+            tell(RateTried(step=step + 1, steps=len(rates), rate=rate, smoothed_loss=losses.points[-1].smoothed))
         else:
             step_done()
     return RangeTest(losses.points, diverged=False)

@@ -10,10 +10,10 @@ from models.compression.exchange.exchange import GradientExchange
 from pipelines.training.modes.whole_networks import WholeNetworks
 from pipelines.training.ranks.stop import StopAgreement
 from pipelines.training.step.mode import Mode, ModeInputs
-from pipelines.training.step.rule import Apply, once_all_arrived
+from pipelines.training.step.rule import Apply, Rule, once_all_arrived
 
 
-class Delayed:
+class Delayed(Rule):
     """The rule of delayed gradients: a step exchanges the previous step's gradients while it computes its own.
 
         step t:   m = mean over the ranks of g(t-1), during the forward and backward pass that gives g(t) = g(w(t))
@@ -54,16 +54,7 @@ class Delayed:
         ]
         self._has_pending = keras.Variable(0, dtype="int32", trainable=False, name="has_pending")
         self._means: list[tf.Tensor] = []
-        self.shared: Sequence[keras.Variable] = [self._has_pending]
-        self.own: Sequence[keras.Variable] = self._pending
-        self.between: Sequence[tf.Variable] = ()
-
-    def begin(self, step: int) -> None:
-        """Do nothing, because all ranks always have the same weights."""
-
-    def block(self, step: int) -> int:
-        """Return `step`, because the ranks come together in every step; see `Mode`."""
-        return step
+        self.shared, self.own = [self._has_pending], self._pending
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def begin_step(self) -> None:

@@ -208,8 +208,7 @@ class Pipeline:
             measured = clocks.measure(exchange, updated(variables) - now(gradients))
             return loss, tf.concat([[payload], measured[1:]], 0)  # the exchange knows its own bytes only
 
-        compiled: Callable[[], Any] = update
-        return compiled
+        return update
 
 
 def _make_forward(stage: Stage, loss: Loss, sums: Accumulation, *, jit_compile: bool) -> _Passes:
@@ -227,8 +226,7 @@ def _make_forward(stage: Stage, loss: Loss, sums: Accumulation, *, jit_compile: 
         sums.put_back(before)  # the backward clock repeats the computation and updates the statistics
         return found
 
-    compiled: _Passes = forward
-    return compiled
+    return forward
 
 
 def _make_backward(stage: Stage, loss: Loss, sums: Accumulation, *, jit_compile: bool) -> _Passes:
@@ -261,8 +259,7 @@ def _make_backward(stage: Stage, loss: Loss, sums: Accumulation, *, jit_compile:
         sums.add(value, computed, before)
         return of_inputs
 
-    compiled: _Passes = backward
-    return compiled
+    return backward
 
 
 def _outputs(stage: Stage, loss: Loss, inputs: Any, targets: tf.Tensor | None, seeds: tf.Tensor | None) -> tf.Tensor:

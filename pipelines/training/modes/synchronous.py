@@ -12,10 +12,10 @@ from models.optimizers.sharded import ShardedOptimizer
 from pipelines.training.modes.whole_networks import WholeNetworks
 from pipelines.training.ranks.stop import StopAgreement
 from pipelines.training.step.mode import Mode, ModeInputs
-from pipelines.training.step.rule import Apply, once_all_arrived
+from pipelines.training.step.rule import Apply, Rule, once_all_arrived
 
 
-class Synchronous:
+class Synchronous(Rule):
     """The rule of synchronous training: all ranks apply the same mean gradient and so hold the same weights.
 
     This is the default. Except for batch norm, the result does not depend on how the global batch is divided among
@@ -39,16 +39,6 @@ class Synchronous:
         self._optimizer, self._stop = optimizer, stop
         self._exchange = optimizer.exchange if isinstance(optimizer, ShardedOptimizer) else exchange
         self._flags: tf.Tensor | None = None
-        self.shared: Sequence[keras.Variable] = ()
-        self.own: Sequence[keras.Variable] = ()
-        self.between: Sequence[tf.Variable] = ()
-
-    def begin(self, step: int) -> None:
-        """Do nothing, because all ranks always have the same weights."""
-
-    def block(self, step: int) -> int:
-        """Return `step`, because the ranks come together in every step; see `Mode`."""
-        return step
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def begin_step(self) -> None:

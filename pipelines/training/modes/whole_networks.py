@@ -47,8 +47,7 @@ class WholeNetworks:
     def come_together(self) -> None:
         """Set the moving batch-norm statistics, which differ between ranks, to their mean."""
         average = self._inputs.average
-        averages = () if average is None else average.statistics
-        average_statistics(self._inputs.model, self._inputs.collective, averages)
+        average_statistics(self._inputs.model, self._inputs.collective, () if average is None else average.statistics)
 
     def figures(self) -> dict[str, float]:
         """Return no figures."""

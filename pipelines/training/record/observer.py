@@ -89,5 +89,7 @@ def make_sampler(seconds: float | None, measurements: StepMeasurements) -> Syste
 
 def gpu_names() -> list[str]:
     """Return the names of this rank's GPUs; empty on a CPU."""
-    devices = tf.config.list_physical_devices("GPU")
-    return [tf.config.experimental.get_device_details(device).get("device_name", device.name) for device in devices]
+    return [
+        tf.config.experimental.get_device_details(device).get("device_name", device.name)
+        for device in tf.config.list_physical_devices("GPU")
+    ]

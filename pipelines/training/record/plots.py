@@ -37,16 +37,20 @@ def learning_curves(history: Sequence[Mapping[str, float]]) -> CellFigure:
                 (line,) = axis.plot(epochs, [row[name] for row in history], marker="o", markersize=3, label=label)
                 averaged = name.replace(f"{VALIDATION_GROUP}/", f"{AVERAGED_GROUP}/")
                 if averaged != name and averaged in history[0]:
-                    values = [row[averaged] for row in history]
-                    axis.plot(epochs, values, "--", color=line.get_color(), label=f"{label}, averaged weights")
+                    axis.plot(
+                        epochs,
+                        [row[averaged] for row in history],
+                        "--",
+                        color=line.get_color(),
+                        label=f"{label}, averaged weights",
+                    )
         axis.set_xlabel("epoch")
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(alpha=0.3)
         if axis.lines:
             axis.legend()
     loss.set_title("loss")
-    score.set_title("validation")
-    score.set_ylim(0, 1)
+    score.set(title="validation", ylim=(0, 1))
     return figure
 
 
@@ -73,12 +77,9 @@ def where_the_step_goes(history: Sequence[Mapping[str, float]], last: StepPhases
             bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(axis="y", alpha=0.3)
-    by_epoch.set_ylabel("milliseconds of a step")
-    by_epoch.set_xlabel("epoch")
-    by_epoch.set_title("mean of the ranks")
-    by_rank.set_xlabel("rank")
+    by_epoch.set(xlabel="epoch", ylabel="milliseconds of a step", title="mean of the ranks")
     slowest = f" (slowest: rank {last.slowest_rank})" if ranks > 1 else ""
-    by_rank.set_title(f"last epoch{slowest}")
+    by_rank.set(xlabel="rank", title=f"last epoch{slowest}")
     handles, labels = by_epoch.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(PHASES), fontsize=8)
     return figure
@@ -89,8 +90,7 @@ def learning_rate_curve(rates: Sequence[float]) -> Figure:
     figure = Figure(figsize=(_WIDTH_INCHES / 2, 3.2), layout="constrained")
     axis = figure.subplots()
     axis.plot(range(len(rates)), rates)
-    axis.set_xlabel("step")
-    axis.set_title("learning rate")
+    axis.set(xlabel="step", title="learning rate")
     axis.grid(alpha=0.3)
     return figure
 
@@ -106,8 +106,7 @@ def schedule_curve(rates: Mapping[str, Sequence[tuple[float, float]]]) -> Figure
     for number, (name, points) in enumerate(rates.items()):
         dashes = ("-", "--", ":")[number // 10 % 3]  # the colours repeat after ten lines
         axis.plot([epoch for epoch, _ in points], [rate for _, rate in points], dashes, label=name)
-    axis.set_xlabel("epoch")
-    axis.set_ylabel("learning rate")
+    axis.set(xlabel="epoch", ylabel="learning rate")
     axis.grid(alpha=0.3)
     if len(rates) == 1:
         axis.set_ylim(bottom=0)
@@ -136,8 +135,7 @@ def range_test_curve(points: Sequence[RatePoint], suggestion: Suggestion | None)
         first, least = finite[0], min(finite)
         top = min(max(finite), first + max(abs(first), first - least))
         axis.set_ylim(top=top + 0.1 * max(abs(top), top - least))
-    axis.set_xlabel("learning rate")
-    axis.set_title("range test")
+    axis.set(xlabel="learning rate", title="range test")
     axis.grid(alpha=0.3)
     axis.legend()
     return figure
@@ -157,9 +155,7 @@ def per_class_bars(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
         label="average precision",
     )
     axis.set_yticks(list(positions), [f"{_short(row['class'])} ({row['support']})" for row in ordered])
-    axis.set_xlim(0, 1)
-    axis.set_ylim(-0.6, len(ordered) - 0.4)
-    axis.set_title(title)
+    axis.set(xlim=(0, 1), ylim=(-0.6, len(ordered) - 0.4), title=title)
     axis.grid(axis="x", alpha=0.3)
     axis.legend(loc="lower right")
     return figure

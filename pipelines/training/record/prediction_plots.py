@@ -40,12 +40,8 @@ def precision_recall_curves(predictions: Predictions, rows: Sequence[Mapping[str
         if len(recall):
             label = f"{_short(rows[column]['class'])} {rows[column]['average_precision']:.2f}"
             axis.plot(recall, precision, ("-", "--")[number // 10], linewidth=1.2, label=label)
-    axis.set_xlim(0, 1)
-    axis.set_ylim(0, 1.02)
-    axis.set_xlabel("recall")
-    axis.set_ylabel("precision")
-    left_out = len(rows) - _MOST_CURVES
-    axis.set_title(title + (f" (the {_MOST_CURVES} most frequent of {len(rows)} classes)" if left_out > 0 else ""))
+    chosen = f" (the {_MOST_CURVES} most frequent of {len(rows)} classes)" if len(rows) > _MOST_CURVES else ""
+    axis.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="recall", ylabel="precision", title=title + chosen)
     axis.grid(alpha=0.3)
     if axis.lines:
         figure.legend(loc="outside right upper", fontsize=7, title="average precision", title_fontsize=7)
@@ -64,9 +60,11 @@ def confusion_picture(predictions: Predictions, class_names: Sequence[str], titl
     axis.set_xticks(ticks, [_short(name) for name in class_names], rotation=90, fontsize=7)
     axis.set_yticks(ticks, [_short(name) for name in class_names], fontsize=7)
     multi_label = predictions.task == "multi_label"
-    axis.set_ylabel("label that was missed (diagonal: found)" if multi_label else "class")
-    axis.set_xlabel("label that was predicted and wrong" if multi_label else "predicted class")
-    axis.set_title(title)
+    axis.set(
+        xlabel="label that was predicted and wrong" if multi_label else "predicted class",
+        ylabel="label that was missed (diagonal: found)" if multi_label else "class",
+        title=title,
+    )
     if len(class_names) <= _MOST_CURVES:
         for row, column in zip(*np.nonzero(counts), strict=True):
             dark = counts[row, column] / whole[row, 0] > 0.5
@@ -94,8 +92,7 @@ def contact_sheet(
     figure = Figure(figsize=(width, height))
     # One axis in inches for all images, because the layout of an axis per image would take seconds.
     axis = figure.add_axes((0, 0, 1, 1))
-    axis.set_xlim(0, width)
-    axis.set_ylim(height, 0)
+    axis.set(xlim=(0, width), ylim=(height, 0))
     axis.set_axis_off()
     axis.text(width / 2, 0.6 * _HEADING_INCHES, title, ha="center", va="center", fontsize=12)
     decisions, losses = predictions.decisions, predictions.losses

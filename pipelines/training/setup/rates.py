@@ -57,8 +57,7 @@ def make_schedule(config: RunConfig, steps_per_epoch: int) -> Schedule:
         return constant_warmup(schedule, warmup_steps, warmup.factor)
     if isinstance(warmup, GradualWarmupConfig):
         base = config.optimizer.learning_rate_per_256
-        start_rate = _start_rate(warmup, base, peak, config.global_batch_size)
-        return gradual_warmup(schedule, warmup_steps, start_rate)
+        return gradual_warmup(schedule, warmup_steps, _start_rate(warmup, base, peak, config.global_batch_size))
     return schedule
 
 
@@ -106,19 +105,15 @@ def _step(place: Boundary, recipe_epochs: float, total_steps: int) -> int:
 
 def _decay(config: DecayConfig, peak: float, warmup_steps: int, steps: list[int]) -> Schedule:
     if isinstance(config, MultiStepConfig):
-        factors = [milestone.factor for milestone in config.milestones]
-        return multi_step(peak, list(zip(steps, factors, strict=True)))
-    if isinstance(config, PolynomialConfig | CosineConfig) and config.end_rate > peak:
+        return multi_step(peak, list(zip(steps, [milestone.factor for milestone in config.milestones], strict=True)))
+    if not isinstance(config, PolynomialConfig | CosineConfig):
+        return constant(peak)
+    if config.end_rate > peak:
         raise ValueError(f"schedule.decay.end_rate={config.end_rate} is above the peak learning rate, {peak:g}")
-    if isinstance(config, PolynomialConfig):
-        (end_step,) = steps
-        return polynomial(
-            peak, start_step=warmup_steps, end_step=end_step, power=config.power, end_rate=config.end_rate
-        )
+    (end_step,) = steps
     if isinstance(config, CosineConfig):
-        (end_step,) = steps
         return cosine(peak, start_step=warmup_steps, end_step=end_step, end_rate=config.end_rate)
-    return constant(peak)
+    return polynomial(peak, start_step=warmup_steps, end_step=end_step, power=config.power, end_rate=config.end_rate)
 
 
 def _start_rate(warmup: GradualWarmupConfig, base: float | None, peak: float, global_batch_size: int) -> float:

@@ -194,8 +194,9 @@ def make_mode(
         return made
 
     def optimizer(shards: Shards | None = None) -> keras.optimizers.Optimizer:
-        clipping = config.training.gradient_clipping
-        return make_optimizer(config.optimizer, model, gradient_clipping=clipping, shards=shards)
+        return make_optimizer(
+            config.optimizer, model, gradient_clipping=config.training.gradient_clipping, shards=shards
+        )
 
     inputs = ModeInputs(
         collective=collective,

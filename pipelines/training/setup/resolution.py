@@ -115,8 +115,7 @@ def trained_sizes(config: RunConfig, manifest: Manifest, steps_per_epoch: int) -
         return [None] * epochs
     sizes = part_sizes(config.input, config.model, manifest)
     scaled = scaled_epochs(config.input, config.schedule.recipe_epochs, epochs, steps_per_epoch)
-    parts = zip(sizes, scaled, strict=True)
-    return [size for size, part in parts for _ in range(part.first, part.end)]
+    return [size for size, part in zip(sizes, scaled, strict=True) for _ in range(part.first, part.end)]
 
 
 def described_sizes(sizes: Sequence[Size | None]) -> str:

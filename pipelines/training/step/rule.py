@@ -29,20 +29,20 @@ class Rule(Protocol):
     use collectives.
     """
 
-    shared: Sequence[keras.Variable]
+    shared: Sequence[keras.Variable] = ()
     """See `Mode`."""
-    own: Sequence[keras.Variable]
+    own: Sequence[keras.Variable] = ()
     """See `Mode`."""
-    between: Sequence[tf.Variable]
+    between: Sequence[tf.Variable] = ()
     """See `Mode`."""
 
     def begin(self, step: int) -> None:
-        """See `Mode`."""
-        ...
+        """See `Mode`; a rule whose ranks always have the same weights does nothing."""
+        return
 
     def block(self, step: int) -> int:
-        """See `Mode`."""
-        ...
+        """See `Mode`; a rule whose ranks come together in every step returns `step`."""
+        return step
 
     def begin_step(self) -> None:
         """Start the operations that come before the forward pass."""

@@ -189,8 +189,7 @@ def make_train_step(
             return value
         return value, clocks.measure(exchange, updated(variables) - now(computed))
 
-    compiled: Step = step if clocks is None else MeasuredStep(step, clocks)
-    return compiled
+    return step if clocks is None else MeasuredStep(step, clocks)
 
 
 def make_apply(
@@ -218,8 +217,7 @@ def make_apply(
         if marks is not None:
             marks.add("optimizer", "update", now(means), updated(variables))
 
-    compiled: Apply = apply
-    return compiled
+    return apply
 
 
 def _mark_passes(
@@ -258,8 +256,7 @@ def make_accumulate(
         value, computed = gradients(images, targets, seeds, size)
         accumulation.add(value, computed, before)
 
-    compiled: Accumulate = accumulate
-    return compiled
+    return accumulate
 
 
 def make_gradients(
@@ -281,8 +278,7 @@ def make_gradients(
 
     # A separate function is used only for XLA. A function that updates state, as batch norm does, returns all gradients
     # at its end. The exchange could then not start during the backward pass.
-    compiled: Gradients = tf.function(gradients, jit_compile=True) if jit_compile else gradients
-    return compiled
+    return tf.function(gradients, jit_compile=True) if jit_compile else gradients
 
 
 def make_predict(model: keras.Model, *, jit_compile: bool) -> Callable[[Images], tf.Tensor]:
@@ -292,5 +288,4 @@ def make_predict(model: keras.Model, *, jit_compile: bool) -> Callable[[Images],
     def predict(images: Images) -> tf.Tensor:
         return model(inputs_of(model, images), training=False)
 
-    compiled: Callable[[Images], tf.Tensor] = predict
-    return compiled
+    return predict

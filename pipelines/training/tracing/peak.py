@@ -37,8 +37,13 @@ def computer_of(model: keras.Model, precision: str, ranks: int) -> Computer:
     """
     network = model.network if isinstance(model, AugmentedModel) else model
     parameters = sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
-    nominal = nominal_flops_per_second(precision)
-    return Computer(ranks, parameters, forward_flops(network), matmul_flops_per_second(precision), nominal)
+    return Computer(
+        ranks,
+        parameters,
+        forward_flops(network),
+        matmul_flops_per_second(precision),
+        nominal_flops_per_second(precision),
+    )
 
 
 def matmul_flops_per_second(precision: str) -> float:

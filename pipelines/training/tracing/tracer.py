@@ -183,8 +183,7 @@ class StepTracer:
         offset = compare_clocks(self._collective)
         folder = Path(tempfile.mkdtemp(prefix="groundswell-timeline-"))
         self._timeline.start(folder / _HOROVOD)
-        rank = f"rank-{self._collective.rank}"
-        profile = Profile(self._profiles / rank) if self._profiles is not None else None
+        profile = Profile(self._profiles / f"rank-{self._collective.rank}") if self._profiles is not None else None
         self._recording = _Recording(offset, folder, profile)
 
     def _note(self, phase: str, name: str, start: float, end: float, step: int) -> None:

@@ -105,7 +105,7 @@ class Ring:
         from conf.load import resolve
         from models.compression.exchange.shards import ShardExchange
         from models.losses import classification_loss
-        from pipelines.training.checkpoint.scattered import gather, whole_variables
+        from pipelines.training.checkpoint.scattered import Scattered, whole_variables
         from pipelines.training.modes.synchronous import Synchronous
         from pipelines.training.ranks.stop import StopAgreement
         from pipelines.training.setup.recipe import make_optimizer
@@ -146,7 +146,9 @@ class Ring:
                 add(*batch)
             else:
                 step(*batch)
-        state = [gather(each, self.collective) for each in whole_variables(adapt)]
+        state = [
+            each.gather(self.collective) if isinstance(each, Scattered) else each for each in whole_variables(adapt)
+        ]
         return {
             "weights": [np.array(each) for each in model.trainable_variables],
             "start": start,
