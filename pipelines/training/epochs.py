@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pipelines.launch.rank.report import StoppedOnRequest, step_done
 from pipelines.tracking.journal.system import SystemSampler
 from pipelines.training.checkpoint.checkpoints import REMEDY, Checkpoints
-from pipelines.training.checkpoint.recovery import Recovery
+from pipelines.training.checkpoint.in_memory import Recovery
 from pipelines.training.checkpoint.selection import is_over
 from pipelines.training.checkpoint.state import TrainingState
 from pipelines.training.rank_training import RankTraining

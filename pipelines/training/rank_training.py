@@ -15,7 +15,7 @@ from pipelines.sample import TRAINING_SPLIT
 from pipelines.storage.folder import Location
 from pipelines.tracking.store.store import TrackedRun
 from pipelines.training.checkpoint.checkpoints import Checkpoints
-from pipelines.training.checkpoint.recovery import Recovery, make_recovery
+from pipelines.training.checkpoint.in_memory import Recovery, make_recovery
 from pipelines.training.checkpoint.scattered import whole_variables
 from pipelines.training.checkpoint.selection import best_step
 from pipelines.training.checkpoint.settings import recorded_settings

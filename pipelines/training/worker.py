@@ -17,8 +17,7 @@ from pipelines.tracking.models.models import averaged_model_uri
 from pipelines.tracking.store.environment import host_facts
 from pipelines.tracking.store.store import TrackedRun
 from pipelines.training.checkpoint.checkpoints import Checkpoints
-from pipelines.training.checkpoint.in_memory import InMemoryRows
-from pipelines.training.checkpoint.recovery import is_lost_peer
+from pipelines.training.checkpoint.in_memory import InMemoryRows, is_lost_peer
 from pipelines.training.checkpoint.selection import best_of, described
 from pipelines.training.checkpoint.state import TrainingState, newest_step
 from pipelines.training.driver.export import log_trained
