@@ -19,9 +19,14 @@ def stays_inside(root: str, path: str) -> bool:
         return False
 
 
-def leads_out(root: str, path: str) -> bool:
-    """Return whether `path` is a symbolic link to something outside `root`."""
-    return not is_url(root) and Path(path).is_symlink() and not stays_inside(root, path)
+def refuse_link(root: str, path: str) -> None:
+    """Refuse a folder of an archive that is a symbolic link to something outside `root`.
+
+    Raises:
+        ValueError: The folder is such a link.
+    """
+    if not is_url(root) and Path(path).is_symlink() and not stays_inside(root, path):
+        raise ValueError(f"{path}: a symbolic link out of the archive; move the folder into it, or mount it there")
 
 
 def list_subfolders(root: str, folders: Iterable[str]) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.sample import SPLITS
+from pipelines.archives.archive import Archive
+from pipelines.sample import SPLITS, TRAINING_SPLIT
 
 
 def check_split(fractions: Sequence[float], seed: int) -> tuple[float, float, float]:
@@ -30,21 +31,37 @@ def check_split(fractions: Sequence[float], seed: int) -> tuple[float, float, fl
     return train, validation, test
 
 
-def refuse_without_effect(root: str, name: str, value: object, default: object, because: str) -> None:
+def refuse_without_effect(archive: Archive, name: str, because: str) -> None:
     """Refuse a setting of the split that has no effect on this archive.
 
     Args:
-        root: Path of the archive, for the message.
+        archive: The archive, whose class has the defaults of the settings.
         name: Name of the setting.
-        value: Its value.
-        default: Default of the setting.
         because: Property of the archive that explains this, for the message.
 
     Raises:
         ValueError: The value is not the default.
     """
-    if value != default:
-        raise ValueError(f"{name}={value} has no effect on {root}: {because}")
+    value = getattr(archive, name)
+    if value != getattr(type(archive), name):
+        raise ValueError(f"{name}={value} has no effect on {archive.root}: {because}")
+
+
+def draw_validation(
+    splits: NDArray[np.str_], keys: Sequence[str], classes: NDArray[np.integer[Any]], fraction: float, seed: int
+) -> None:
+    """Move a part of the training samples of every class to validation.
+
+    Args:
+        splits: Split of every sample, changed in place.
+        keys: Unique name of every sample.
+        classes: Class of every sample.
+        fraction: Part of the training samples that is moved.
+        seed: Another seed moves other samples.
+    """
+    train = np.flatnonzero(splits == TRAINING_SPLIT)
+    drawn = stratified_split([keys[row] for row in train], classes[train], (1 - fraction, fraction), seed)
+    splits[train] = np.array(SPLITS)[drawn]
 
 
 def stratified_split(

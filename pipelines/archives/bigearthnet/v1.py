@@ -45,7 +45,7 @@ from pipelines.archives.bigearthnet.v1_metadata import (
 )
 from pipelines.archives.checked_rows import CheckedRows
 from pipelines.archives.files import join
-from pipelines.archives.paths import leads_out, list_subfolders
+from pipelines.archives.paths import list_subfolders, refuse_link
 from pipelines.storage.folder import Location
 
 KIND = "bigearthnet_v1"
@@ -149,8 +149,8 @@ class BigEarthNetV1:
 
     def _mark_missing(self, patches: CheckedRows) -> None:
         top = join(self.root, self._images())
-        if self._images() and leads_out(self.root, top):
-            raise ValueError(f"{top}: a symbolic link out of the archive; move the folder into it, or mount it there")
+        if self._images():
+            refuse_link(self.root, top)
         inside, leading_out = list_subfolders(self.root, [self._images() or "."])
         prefix = len(f"{IMAGES}/") if self._images() else 0
         found, links = (pc.utf8_slice_codeunits(names, prefix).combine_chunks() for names in (inside, leading_out))
@@ -169,8 +169,11 @@ class BigEarthNetV1:
         """Read the labels of the patches whose folder exists; the others, like bad files, get none."""
         ids = patches.rows["id"]
         there = pc.invert(pc.is_in(ids, patches.unusable()["id"].combine_chunks())).to_numpy(zero_copy_only=False)
+        top, names = join(self.root, self._images()), ids.filter(pa.array(there)).to_pylist()
+        indices = TO_19 if self.nomenclature == 19 else range(len(BIGEARTHNET_43))
         labels, tiles, errors = read_labels(
-            self._label_files(ids.combine_chunks().filter(pa.array(there))), self._class_indices()
+            [f"{top}/{name}/{name}_labels_metadata.json" for name in names],
+            dict(zip(BIGEARTHNET_43, indices, strict=True)),
         )
         places = pa.array(np.where(there, np.cumsum(there) - 1, len(labels)))  # an empty list comes last
         labels = pa.concat_arrays([labels, pa.array([[]], labels.type)]).take(places)
@@ -181,14 +184,6 @@ class BigEarthNetV1:
 
     def _folders(self, ids: pa.ChunkedArray) -> pa.ChunkedArray:
         return pc.binary_join_element_wise(join(self.root, self._images()), ids, "/")
-
-    def _label_files(self, ids: pa.ChunkedArray) -> list[str]:
-        top = join(self.root, self._images())
-        return [f"{top}/{name}/{name}_labels_metadata.json" for name in ids.to_pylist()]
-
-    def _class_indices(self) -> dict[str, int | None]:
-        indices = TO_19 if self.nomenclature == 19 else range(len(BIGEARTHNET_43))
-        return dict(zip(BIGEARTHNET_43, indices, strict=True))
 
 
 def _mark_bad_labels(patches: CheckedRows, errors: list[BadRecordError | None]) -> None:

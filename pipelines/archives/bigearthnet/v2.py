@@ -31,7 +31,7 @@ from pipelines.archives.bigearthnet.patch import SENTINEL1, dates_and_seasons, f
 from pipelines.archives.bigearthnet.v2_metadata import FLAG_COLUMNS, class_indices, read_metadata
 from pipelines.archives.checked_rows import CheckedRows
 from pipelines.archives.files import join
-from pipelines.archives.paths import leads_out, list_subfolders
+from pipelines.archives.paths import list_subfolders, refuse_link
 from pipelines.storage.folder import Location
 
 KIND = "bigearthnet_v2"
@@ -132,8 +132,7 @@ class BigEarthNetV2:
         top = join(self.root, images)
         if not Location(top).is_folder():
             raise FileNotFoundError(f"{self.root}: no folder {images}, {_LAYOUT}")
-        if leads_out(self.root, top):
-            raise ValueError(f"{top}: a symbolic link out of the archive; move the folder into it, or mount it there")
+        refuse_link(self.root, top)
         parents = pc.unique(pc.list_element(pc.split_pattern(patches.rows[column], "/"), 1)).to_pylist()
         inside, leading_out = list_subfolders(self.root, [f"{images}/{parent}" for parent in parents])
         for found, value_set, reason in ((True, leading_out, "symbolic link"), (False, inside, "missing folder")):

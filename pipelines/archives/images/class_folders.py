@@ -1,8 +1,7 @@
 """Lists archives with one folder per class safely."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,24 +62,29 @@ def list_folder(root: str, folder: str = "") -> FolderContents:
     folders: list[str] = []
     files: list[tuple[str, int]] = []
     rejected: list[dict[str, str]] = []
-    with _scanned(Path(root, folder)) as entries:
+    path = Path(root, folder)
+    try:
+        scanned = os.scandir(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(f"{path}: no such folder, expected the archive with its class folders") from None
+    with scanned as entries:
         for entry in entries:
             name = entry.name
             if name.startswith("."):
                 continue
-            path = f"{folder}/{name}" if folder else name
-            if not _is_utf8(name):
-                rejected.append(rejection(root, path, "name is not UTF-8"))
+            inner = f"{folder}/{name}" if folder else name
+            if name.encode(errors="ignore").decode() != name:  # Python represents other bytes as lone surrogates
+                rejected.append(rejection(root, inner, "name is not UTF-8"))
             elif not is_plain_name(name):
-                rejected.append(rejection(root, path, ODD_NAME))
+                rejected.append(rejection(root, inner, ODD_NAME))
             elif entry.is_symlink() and not stays_inside(root, entry.path):
-                rejected.append(rejection(root, path, SYMBOLIC_LINK, f"to {Path(entry.path).readlink()}"))
+                rejected.append(rejection(root, inner, SYMBOLIC_LINK, f"to {Path(entry.path).readlink()}"))
             elif entry.is_dir():
                 folders.append(name)
             elif entry.is_file():
                 files.append((name, entry.stat().st_size))
             else:
-                rejected.append(rejection(root, path, "not a regular file"))
+                rejected.append(rejection(root, inner, "not a regular file"))
     return FolderContents(sorted(folders), sorted(files), sorted(rejected, key=lambda row: row["id"]))
 
 
@@ -115,16 +119,6 @@ def _list_remote_folder(root: str, folder: str) -> FolderContents:
         sorted((name, size) for name, is_folder, size in entries if not is_folder and name not in bad),
         [rejection(root, f"{prefix}{name}", ODD_NAME) for name in sorted(bad)],
     )
-
-
-@contextmanager
-def _scanned(path: Path) -> Iterator[Iterator[os.DirEntry[str]]]:
-    try:
-        entries = os.scandir(path)
-    except (FileNotFoundError, NotADirectoryError):
-        raise FileNotFoundError(f"{path}: no such folder, expected the archive with its class folders") from None
-    with entries:
-        yield entries
 
 
 def list_class_files(root: str, folders: Sequence[str], why_not: Callable[[str, str], str | None]) -> ClassFiles:
@@ -187,11 +181,3 @@ def samples_table(files: ClassFiles, splits: NDArray[np.str_], labels: NDArray[n
 def rejected_table(rejected: list[dict[str, str]]) -> pa.Table:
     """Return the rows as a table of `REJECTED_SCHEMA`."""
     return pa.Table.from_pylist(rejected, REJECTED_SCHEMA)
-
-
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:  # a byte that Python represents as a lone surrogate
-        return False
-    return True

@@ -8,9 +8,7 @@
 
 import dataclasses
 import functools
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -18,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.sections.archives import ImageFolderConfig
-from pipelines.archives.archive import ArchiveDescription, ArchiveIndex, BadRecordError
+from pipelines.archives.archive import ArchiveDescription, ArchiveIndex
 from pipelines.archives.files import join
 from pipelines.archives.images.class_folders import (
     ClassFiles,
@@ -29,17 +27,13 @@ from pipelines.archives.images.class_folders import (
 )
 from pipelines.archives.images.split_folders import ClassTree, find_class_folders
 from pipelines.archives.pixels.rgb_image import common_size, read_rgb, upright_size
-from pipelines.archives.stratified import check_split, refuse_without_effect, stratified_split
+from pipelines.archives.stratified import check_split, draw_validation, refuse_without_effect, stratified_split
 from pipelines.sample import SPLITS, TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup
 
 KIND = "image_folder"
 GROUP = "rgb"
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")
-_SIZES_READ = 33  # number of images whose size is read; odd, so that two sizes cannot be equally frequent
-_DEFAULT_FRACTIONS = tuple(ImageFolderConfig.default("split_fractions"))
-_DEFAULT_VALIDATION = ImageFolderConfig.default("validation_fraction")
-_DEFAULT_SEED = ImageFolderConfig.default("seed")
 
 
 @dataclass(frozen=True)
@@ -52,11 +46,11 @@ class ImageFolder:
     image_size: int | None = ImageFolderConfig.default("image_size")
     """Side in pixels: the shorter side is scaled to it and the centre is cut out. None: the size of most images, and
     images of other sizes are bad records."""
-    seed: int = _DEFAULT_SEED
+    seed: int = ImageFolderConfig.default("seed")
     """Seed of the splits, if the archive has none."""
-    split_fractions: Sequence[float] = _DEFAULT_FRACTIONS
+    split_fractions: Sequence[float] = tuple(ImageFolderConfig.default("split_fractions"))
     """Fractions of train, validation and test within every class, if the folders are classes."""
-    validation_fraction: float = _DEFAULT_VALIDATION
+    validation_fraction: float = ImageFolderConfig.default("validation_fraction")
     """Part of every training class that becomes validation, if that folder is missing; 0: no validation split."""
 
     def __post_init__(self) -> None:
@@ -80,7 +74,12 @@ class ImageFolder:
                 and `image_size` is not set.
         """
         classes = tuple(dict.fromkeys(folder.rpartition("/")[2] for folder in self._tree.folders))
-        height, width = (self.image_size, self.image_size) if self.image_size else self._common_size()
+        paths = self._files.paths
+        height, width = (
+            (self.image_size, self.image_size)
+            if self.image_size
+            else common_size(self.root, len(paths), lambda row: upright_size(join(self.root, paths[row].as_py())))
+        )
         group = ImageGroup(GROUP, (height, width, 3), "uint8", ("red", "green", "blue"))
         return ArchiveDescription(KIND, "single_label", classes, (group,))
 
@@ -124,36 +123,21 @@ class ImageFolder:
         check_none_empty(self.root, training, files)
         return dataclasses.replace(files, rejected=tree.rejected + files.rejected)
 
-    def _common_size(self) -> tuple[int, int]:
-        """Return height and width of more than half of some images, spread over the folder; others will be rejected."""
-        paths = self._files.paths
-        sizes: Counter[tuple[int, int]] = Counter()
-        for row in np.unique(np.linspace(0, len(paths) - 1, min(_SIZES_READ, len(paths)), dtype=np.int64)):
-            with suppress(BadRecordError):  # the bad image is counted when it is read
-                sizes[upright_size(join(self.root, paths[int(row)].as_py()))] += 1
-        return common_size(self.root, sizes, looked_at=min(_SIZES_READ, len(paths)))
-
     def _split(self, labels: NDArray[np.int16]) -> NDArray[np.str_]:
         """Return the split of every file: that of its folder, or drawn by class."""
         tree, files = self._tree, self._files
         keys = [path.rpartition(".")[0] for path in files.paths.to_pylist()]
         if None in tree.splits:
-            self._refuse("validation_fraction", _DEFAULT_VALIDATION, "it has no split folders")
+            refuse_without_effect(self, "validation_fraction", "it has no split folders")
             return np.array(SPLITS)[stratified_split(keys, labels, self.split_fractions, self.seed)]
-        self._refuse("split_fractions", _DEFAULT_FRACTIONS, "it has split folders")
+        refuse_without_effect(self, "split_fractions", "it has split folders")
         splits = np.array(tree.splits, "U10")[files.folders]
         if VALIDATION_SPLIT in tree.splits:
-            self._refuse("validation_fraction", _DEFAULT_VALIDATION, "it has a validation folder")
-            self._refuse("seed", _DEFAULT_SEED, "it has a validation folder")
+            refuse_without_effect(self, "validation_fraction", "it has a validation folder")
+            refuse_without_effect(self, "seed", "it has a validation folder")
         else:
-            train = np.flatnonzero(splits == TRAINING_SPLIT)
-            fractions = (1 - self.validation_fraction, self.validation_fraction)
-            drawn = stratified_split([keys[row] for row in train], labels[train], fractions, self.seed)
-            splits[train] = np.array(SPLITS)[drawn]
+            draw_validation(splits, keys, labels, self.validation_fraction, self.seed)
         return splits
-
-    def _refuse(self, name: str, default: object, because: str) -> None:
-        refuse_without_effect(self.root, name, getattr(self, name), default, because)
 
 
 def is_image(name: str) -> bool:

@@ -13,9 +13,7 @@ import json
 import re
 import textwrap
 import uuid
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -31,16 +29,12 @@ from pipelines.archives.files import MISSING_FILE, refuse_outage
 from pipelines.archives.images.parquet_files import ParquetRows, list_parquet_files, open_parquet, path_of
 from pipelines.archives.images.split_folders import SPLIT_OF_NAME
 from pipelines.archives.pixels.rgb_image import common_size, read_rgb, upright_size
-from pipelines.archives.stratified import check_split, refuse_without_effect, stratified_split
+from pipelines.archives.stratified import check_split, draw_validation, refuse_without_effect, stratified_split
 from pipelines.sample import SPLITS, TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup, Task
 from pipelines.storage.locations import is_url
 
 KIND = "table"
 GROUP = "rgb"
-_SIZES_READ = 33  # number of images whose size is read; odd, so that two sizes cannot be equally frequent
-_DEFAULT_FRACTIONS = tuple(TableConfig.default("split_fractions"))
-_DEFAULT_VALIDATION = TableConfig.default("validation_fraction")
-_DEFAULT_SEED = TableConfig.default("seed")
 _ROWS = ParquetRows()
 
 
@@ -78,11 +72,11 @@ class ImageTable:
     image_size: int | None = TableConfig.default("image_size")
     """Side in pixels: the shorter side is scaled to it and the centre is cut out. None: the size of most images, and
     images of other sizes are bad records."""
-    seed: int = _DEFAULT_SEED
+    seed: int = TableConfig.default("seed")
     """Seed of the splits, if the table has none."""
-    split_fractions: Sequence[float] = _DEFAULT_FRACTIONS
+    split_fractions: Sequence[float] = tuple(TableConfig.default("split_fractions"))
     """Fractions of train, validation and test, if no split is given."""
-    validation_fraction: float = _DEFAULT_VALIDATION
+    validation_fraction: float = TableConfig.default("validation_fraction")
     """Part of train that becomes validation, if other splits exist but not validation; 0: no validation split."""
 
     def __post_init__(self) -> None:
@@ -109,8 +103,15 @@ class ImageTable:
             ValueError: It has no Parquet files or rows, a column is missing or of another type, or the images have
                 different sizes and `image_size` is not set.
         """
-        task: Task = "multi_label" if _is_list(self._rows.label_type) else "single_label"
-        height, width = (self.image_size, self.image_size) if self.image_size else self._common_size()
+        rows = self._rows
+        task: Task = "multi_label" if _is_list(rows.label_type) else "single_label"
+        height, width = (
+            (self.image_size, self.image_size)
+            if self.image_size
+            else common_size(
+                self.root, len(rows.files), lambda row: upright_size(*self._image(rows.files[row], rows.numbers[row]))
+            )
+        )
         group = ImageGroup(GROUP, (height, width, 3), "uint8", ("red", "green", "blue"))
         return ArchiveDescription(KIND, task, self._classes, (group,))
 
@@ -247,16 +248,13 @@ class ImageTable:
 
     @functools.cached_property
     def _classes(self) -> tuple[str, ...]:
-        if self._rows.names:
-            return tuple(self._rows.names)
-        values = {value for labels in self._rows.labels for value in _as_list(labels) if _is_label(value)}
-        return tuple(str(value) for value in sorted(values))
+        return tuple(self._rows.names or map(str, self._position))
 
     @functools.cached_property
     def _position(self) -> dict[Any, int]:
         """Index of the class of each value."""
         if self._rows.names:
-            return {position: position for position in range(len(self._classes))}
+            return {position: position for position in range(len(self._rows.names))}
         values = {value for labels in self._rows.labels for value in _as_list(labels) if _is_label(value)}
         return {value: position for position, value in enumerate(sorted(values))}
 
@@ -272,7 +270,7 @@ class ImageTable:
         # With several labels, stratifying by one of them is no worse than by none.
         classes = np.array(first_labels, np.int16)
         if all(split is None for split in named):
-            self._refuse("validation_fraction", _DEFAULT_VALIDATION, "its rows have no splits")
+            refuse_without_effect(self, "validation_fraction", "its rows have no splits")
             drawn = stratified_split(keys, classes, self.split_fractions, self.seed)
             return [SPLITS[split] for split in drawn]
         if None in named:
@@ -280,33 +278,17 @@ class ImageTable:
             raise ValueError(
                 f"{self.root}: the name of {file} says no split, those of other files do; set archive.split"
             )
-        self._refuse("split_fractions", _DEFAULT_FRACTIONS, "its rows have splits")
-        splits = [split or "" for split in named]
+        refuse_without_effect(self, "split_fractions", "its rows have splits")
+        splits = np.array(named, "U10")
         if TRAINING_SPLIT not in splits:
-            raise ValueError(f"{self.root}: has no split train, only {', '.join(sorted(set(splits)))}")
+            raise ValueError(f"{self.root}: has no split train, only {', '.join(np.unique(splits))}")
         if VALIDATION_SPLIT in splits:
-            self._refuse("validation_fraction", _DEFAULT_VALIDATION, "it has validation rows")
-            self._refuse("seed", _DEFAULT_SEED, "it has validation rows")
+            refuse_without_effect(self, "validation_fraction", "it has validation rows")
+            refuse_without_effect(self, "seed", "it has validation rows")
         else:
-            training = [row for row, split in enumerate(splits) if split == TRAINING_SPLIT]
-            fractions = (1 - self.validation_fraction, self.validation_fraction)
-            drawn = stratified_split([keys[row] for row in training], classes[training], fractions, self.seed)
-            for row, split in zip(training, drawn, strict=True):
-                splits[row] = SPLITS[split]
-        return splits
-
-    def _refuse(self, name: str, default: object, because: str) -> None:
-        refuse_without_effect(self.root, name, getattr(self, name), default, because)
-
-    def _common_size(self) -> tuple[int, int]:
-        """Return height and width of more than half of some images, spread over the rows; others will be rejected."""
-        rows = self._rows
-        sizes: Counter[tuple[int, int]] = Counter()
-        chosen = np.unique(np.linspace(0, len(rows.files) - 1, min(_SIZES_READ, len(rows.files)), dtype=np.int64))
-        for row in chosen.tolist():
-            with suppress(BadRecordError):  # the bad image is counted when it is read
-                sizes[upright_size(*self._image(rows.files[row], rows.numbers[row]))] += 1
-        return common_size(self.root, sizes, looked_at=len(chosen))
+            draw_validation(splits, keys, classes, self.validation_fraction, self.seed)
+        names: list[str] = splits.tolist()
+        return names
 
 
 def _folder_values(file: str) -> dict[str, str]:

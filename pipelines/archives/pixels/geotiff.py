@@ -18,7 +18,7 @@ from rasterio.errors import NotGeoreferencedWarning, RasterioError, RasterioIOEr
 
 from pipelines.archives.archive import BadRecordError, Georeference
 from pipelines.archives.files import DECODING, MISSING_FILE, read_remote, whole_remote
-from pipelines.archives.pixels.tiff_blocks import check_block_size, check_blocks, check_one_page
+from pipelines.archives.pixels.tiff_blocks import check_blocks, check_profile
 from pipelines.archives.pixels.tiff_strips import copy_pixels, learn
 from pipelines.storage.locations import is_url
 
@@ -60,7 +60,7 @@ def read_band_into(path: str, out: NDArray[np.generic], *, locate: bool = True) 
     complete = len(data) < limit
     if complete and (header := copy_pixels(data, out)) is not None:
         return header.georeference(data) if locate else None
-    pixels, georeference = _read_with_gdal(path, out.shape, out.dtype.name, data if complete else None)
+    (pixels,), georeference = _read_with_gdal(path, (1, *out.shape), out.dtype.name, data if complete else None)
     if complete:
         learn(data, pixels, georeference)
     out[...] = pixels
@@ -81,13 +81,21 @@ def read_bands(path: str | PathLike[str], out: NDArray[Any]) -> Georeference | N
         BadRecordError: The file is missing, truncated or no GeoTIFF, lacks blocks of pixels, has several pages, or
             another size, dtype or number of bands.
     """
-    path = str(path)
-    remote = whole_remote(path)
+    pixels, georeference = _read_with_gdal(str(path), (out.shape[2], *out.shape[:2]), out.dtype.name, None)
+    out[...] = np.moveaxis(pixels, 0, -1)
+    return georeference
+
+
+def _read_with_gdal(
+    path: str, shape: tuple[int, ...], dtype: str, data: bytes | None
+) -> tuple[NDArray[np.generic], Georeference | None]:
+    """Return the pixels, `(bands, height, width)`, and the location of an image with this shape and dtype."""
+    remote = whole_remote(path, data)
     with open_with_gdal(path, remote) as source:
-        _check_bands(path, source, out)
-        out[...] = np.moveaxis(source.read(), 0, -1)
+        check_profile(path, source, shape, dtype)
+        pixels: NDArray[np.generic] = source.read()
         check_blocks(path, source, remote)
-        return georeference_of(source)
+        return pixels, georeference_of(source)
 
 
 def read_file(path: str, limit: int) -> bytes:
@@ -107,17 +115,6 @@ def read_file(path: str, limit: int) -> bytes:
     except OSError as error:
         reason = _OPEN_REASONS.get(error.errno or 0, "unreadable file")
         raise BadRecordError(path, reason, error.strerror or "") from error
-
-
-def _read_with_gdal(
-    path: str, shape: tuple[int, ...], dtype: str, data: bytes | None
-) -> tuple[NDArray[np.generic], Georeference | None]:
-    remote = whole_remote(path, data)
-    with open_with_gdal(path, remote) as source:
-        _check_profile(path, source, shape, dtype)
-        pixels: NDArray[np.generic] = source.read(1)
-        check_blocks(path, source, remote)
-        return pixels, georeference_of(source)
 
 
 def georeference_of(source: rasterio.DatasetReader) -> Georeference | None:
@@ -185,25 +182,3 @@ def _opened(path: str, data: bytes | None) -> Iterator[rasterio.DatasetReader]:
         return
     with rasterio.MemoryFile(data) as memory, memory.open(driver="GTiff") as source:
         yield source
-
-
-def _check_profile(path: str, source: rasterio.DatasetReader, shape: tuple[int, ...], dtype: str) -> None:
-    check_one_page(path, source)
-    if source.count != 1:
-        raise BadRecordError(path, "wrong number of bands", f"{source.count}, expected 1")
-    if source.shape != shape:
-        raise BadRecordError(path, "wrong size", f"{source.shape} pixels (height, width), expected {shape}")
-    if source.dtypes[0] != dtype:
-        raise BadRecordError(path, "wrong dtype", f"{source.dtypes[0]}, expected {dtype}")
-    check_block_size(path, source)
-
-
-def _check_bands(path: str, source: rasterio.DatasetReader, out: NDArray[Any]) -> None:
-    check_one_page(path, source)
-    if source.count != out.shape[2]:
-        raise BadRecordError(path, "wrong number of bands", f"{source.count}, expected {out.shape[2]}")
-    if source.shape != out.shape[:2]:
-        raise BadRecordError(path, "wrong size", f"{source.shape} pixels (height, width), expected {out.shape[:2]}")
-    if set(source.dtypes) != {out.dtype.name}:
-        raise BadRecordError(path, "wrong dtype", f"{', '.join(sorted(set(source.dtypes)))}, expected {out.dtype}")
-    check_block_size(path, source)

@@ -5,8 +5,8 @@ import struct
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from pipelines.archives.archive import BadRecordError
 from pipelines.archives.files import DECODING, MISSING_FILE, whole_remote
 
 _FORMATS = ("JPEG", "PNG")
+_SIZES_READ = 33  # number of images whose size is read; odd, so that two sizes cannot be equally frequent
 _ORIENTATION = 0x0112  # EXIF tag
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -139,19 +140,24 @@ def _centre_square(image: Image.Image, side: int) -> Image.Image:
     return image.resize((side, side), Image.Resampling.BILINEAR, box=(left, top, left + shorter, top + shorter))
 
 
-def common_size(root: str, sizes: Counter[tuple[int, int]], *, looked_at: int) -> tuple[int, int]:
-    """Return the height and width of more than half of some images.
+def common_size(root: str, images: int, size_of: Callable[[int], tuple[int, int]]) -> tuple[int, int]:
+    """Return the height and width of more than half of some images of an archive; others will be rejected.
 
     Args:
         root: The archive, for messages.
-        sizes: Number of readable images by height and width.
-        looked_at: Number of images that were read.
+        images: Number of images, of which some are read that are spread over all.
+        size_of: Reads the height and width of the image with this number.
 
     Raises:
         ValueError: No image can be read, or no size occurs in more than half of them.
     """
+    numbers = np.unique(np.linspace(0, images - 1, min(_SIZES_READ, images), dtype=np.int64)).tolist()
+    sizes: Counter[tuple[int, int]] = Counter()
+    for number in numbers:
+        with suppress(BadRecordError):  # the bad image is counted when it is read
+            sizes[size_of(number)] += 1
     if not sizes:
-        raise ValueError(f"{root}: none of {looked_at} images can be read")
+        raise ValueError(f"{root}: none of {len(numbers)} images can be read")
     size, count = sizes.most_common(1)[0]
     if count * 2 <= sizes.total():
         found = ", ".join(f"{height} x {width}" for (height, width), _ in sizes.most_common(3))

@@ -15,17 +15,28 @@ from pipelines.archives.archive import BadRecordError
 _LARGEST_BLOCK = 1 << 24  # pixels
 
 
-def check_one_page(path: str, source: rasterio.DatasetReader) -> None:
-    """Raise BadRecordError if a file has several pages (TIFF directories): GDAL reads the first without a warning.
+def check_profile(path: str, source: rasterio.DatasetReader, shape: tuple[int, ...], dtype: str) -> None:
+    """Check the pages, the size and the blocks of an opened file before its pixels are read.
 
-    Overviews (pages of lower resolution) and masks belong to the first page and are not counted.
+    Args:
+        path: Path of the file.
+        source: The opened file.
+        shape: Expected `(bands, height, width)`.
+        dtype: Expected dtype of every band.
+
+    Raises:
+        BadRecordError: The file has several pages (TIFF directories): GDAL would read the first without a warning.
+            Overviews (pages of lower resolution) and masks belong to the first page and are not counted. Or it has
+            another size, dtype or number of bands, or a huge block: GDAL allocates a whole one even for a small image.
     """
     if source.subdatasets:
         raise BadRecordError(path, "several pages", f"{len(source.subdatasets)}, expected 1 with all bands in it")
-
-
-def check_block_size(path: str, source: rasterio.DatasetReader) -> None:
-    """Raise BadRecordError if a block is huge: GDAL allocates a whole block even for a small image."""
+    if source.count != shape[0]:
+        raise BadRecordError(path, "wrong number of bands", f"{source.count}, expected {shape[0]}")
+    if source.shape != shape[1:]:
+        raise BadRecordError(path, "wrong size", f"{source.shape} pixels (height, width), expected {shape[1:]}")
+    if set(source.dtypes) != {dtype}:
+        raise BadRecordError(path, "wrong dtype", f"{', '.join(sorted(set(source.dtypes)))}, expected {dtype}")
     height, width = source.block_shapes[0]
     if height * width > _LARGEST_BLOCK:
         raise BadRecordError(path, "wrong blocks", f"of {height} x {width} pixels")

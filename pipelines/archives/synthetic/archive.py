@@ -16,7 +16,7 @@ from pipelines.archives.archive import REJECTED_SCHEMA, ArchiveDescription, Arch
 from pipelines.archives.bigearthnet.nomenclature import BIGEARTHNET_19
 from pipelines.archives.bigearthnet.patch import GROUPS, dates_and_seasons
 from pipelines.archives.synthetic.landscape import land_cover, render
-from pipelines.archives.synthetic.scenes import CAPACITY, patch
+from pipelines.archives.synthetic.scenes import check_counts, patch
 from pipelines.sample import SPLITS
 
 KIND = "synthetic"
@@ -43,11 +43,7 @@ class SyntheticBigEarthNet:
     """Seed of everything random, 0 or more."""
 
     def __post_init__(self) -> None:
-        counts = self._counts()
-        if min(counts.values()) < 0 or not 1 <= sum(counts.values()) <= CAPACITY:
-            raise ValueError(f"patches are {counts}, expected 0 or more of each and 1 to {CAPACITY} in all")
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}, expected 0 or more")
+        check_counts(self._counts(), self.seed)
 
     @property
     def description(self) -> ArchiveDescription:

@@ -23,7 +23,7 @@ from rasterio.crs import CRS
 from pipelines.archives.bigearthnet.nomenclature import BIGEARTHNET_19
 from pipelines.archives.bigearthnet.v2 import GROUPS, IMAGES, METADATA
 from pipelines.archives.synthetic.landscape import render
-from pipelines.archives.synthetic.scenes import CAPACITY, PATCH_METRES, Patch, patch
+from pipelines.archives.synthetic.scenes import PATCH_METRES, Patch, check_counts, patch
 
 METADATA_SCHEMA = pa.schema(
     [
@@ -72,7 +72,9 @@ def generate_bigearthnet_v2(
         ValueError: A number is out of range, or `root` holds something else.
     """
     counts = {"train": train, "validation": validation, "test": test}
-    total = _checked_total(counts, seed, processes)
+    check_counts(counts, seed)
+    if processes is not None and processes < 1:
+        raise ValueError(f"processes is {processes}, expected 1 or more, or None for one per core")
     recipe = json.dumps({"format": 1, "seed": seed, **counts}).encode()
     if _holds(root, recipe):
         return
@@ -82,7 +84,7 @@ def generate_bigearthnet_v2(
     try:
         (partial / IMAGES).mkdir(parents=True)
         labels = []
-        for patch_labels in _write_patches(partial, seed, total, processes or os.cpu_count() or 1):
+        for patch_labels in _write_patches(partial, seed, sum(counts.values()), processes or os.cpu_count() or 1):
             labels.append(patch_labels)
             if progress:
                 progress(1)
@@ -90,17 +92,6 @@ def generate_bigearthnet_v2(
         partial.rename(root)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _checked_total(counts: dict[str, int], seed: int, processes: int | None) -> int:
-    total = sum(counts.values())
-    if min(counts.values()) < 0 or not 1 <= total <= CAPACITY:
-        raise ValueError(f"patches are {counts}, expected 0 or more of each and 1 to {CAPACITY} in all")
-    if seed < 0:
-        raise ValueError(f"seed is {seed}, expected 0 or more")
-    if processes is not None and processes < 1:
-        raise ValueError(f"processes is {processes}, expected 1 or more, or None for one per core")
-    return total
 
 
 def _holds(root: Path, recipe: bytes) -> bool:
@@ -156,9 +147,7 @@ def _write_band(path: Path, pixels: NDArray[np.uint16], place: Patch) -> None:
         file.write(pixels, 1)
 
 
-@functools.cache
-def _utm(epsg: int) -> CRS:
-    return CRS.from_epsg(epsg)
+_utm = functools.cache(CRS.from_epsg)
 
 
 def _write_metadata(path: Path, recipe: bytes, counts: dict[str, int], labels: list[tuple[int, ...]]) -> None:
