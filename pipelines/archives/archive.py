@@ -56,24 +56,25 @@ class ArchiveIndex:
     `samples` lacks the values that their files contain, such as labels."""
 
 
-def index_table(columns: Mapping[str, Any]) -> pa.Table:
-    """Build a table of `INDEX_SCHEMA`.
+def index_table(columns: Mapping[str, Any], schema: pa.Schema = INDEX_SCHEMA) -> pa.Table:
+    """Build a table of `INDEX_SCHEMA`, or of another schema with the column `id`.
 
     Args:
         columns: Columns by name: an array, or a sequence of Python values. Missing nullable columns become null.
+        schema: Names, types and order of the columns.
 
     Raises:
         KeyError: A required column is missing.
     """
     rows = len(columns["id"])
     arrays = []
-    for field_ in INDEX_SCHEMA:
+    for field_ in schema:
         values = columns.get(field_.name) if field_.nullable else columns[field_.name]
         if isinstance(values, pa.Array | pa.ChunkedArray):
             arrays.append(values.cast(field_.type))
         else:
             arrays.append(pa.nulls(rows, field_.type) if values is None else pa.array(values, field_.type))
-    return pa.table(arrays, schema=INDEX_SCHEMA)
+    return pa.table(arrays, schema=schema)
 
 
 class Georeference(NamedTuple):

@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipelines.archives.archive import Archive, BadRecordError, Georeference
+from pipelines.archives.archive import Archive, BadRecordError, Georeference, index_table
 from pipelines.dataset.format.columns import ID_FIELD
 from pipelines.dataset.format.manifest import Manifest
-from pipelines.dataset.prepare.shard import rejection, try_to_read
+from pipelines.dataset.prepare.shard import is_readable, rejection, try_to_read
 from pipelines.dataset.read.buffers import BufferPool
 from pipelines.dataset.read.reader import DamageError, ReaderSettings, SplitReader
 from pipelines.storage.folder import Location
@@ -151,7 +151,7 @@ class DatasetPart:
         shard = self.manifest.splits[self.split].shards[0]
         with self.dataset.open(shard.file) as file, pq.ParquetFile(file) as parquet:
             found = parquet.read(columns=KNOWN_SCHEMA.names)
-        return _known_table({name: found[name] for name in KNOWN_SCHEMA.names}, len(found))
+        return index_table({name: found[name] for name in KNOWN_SCHEMA.names}, KNOWN_SCHEMA)
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class ArchivePart:
         if self.unusable:
             known_bad = pa.array([row["id"] for row in self.unusable])
             index = index.filter(pc.invert(pc.is_in(index["id"], known_bad)))
-            yield SampleBatch({}, _known_table({"id": [], "split": []}, 0), list(self.unusable))
+            yield SampleBatch({}, KNOWN_SCHEMA.empty_table(), list(self.unusable))
         threads = _REMOTE_READS if is_url(self.archive.root) else 1
         with ThreadPoolExecutor(threads, thread_name_prefix="groundswell-archive") as pool:
             starts = range(0, len(index), batch_size)
@@ -191,7 +191,7 @@ class ArchivePart:
         index = pa.ipc.open_stream(self.samples).read_all()
         index = index.filter(pc.is_in(index["id"], pa.array(left, pa.string())))
         with ThreadPoolExecutor(_REMOTE_READS if is_url(self.archive.root) else _READS) as pool:
-            return any(pool.map(self._can_read, index.select(["id", "paths"]).to_pylist()))
+            return any(pool.map(partial(is_readable, self.archive), index.select(["id", "paths"]).to_pylist()))
 
     def digest_of_sizes(self, without: Collection[str]) -> str | None:
         """See `Part.digest_of_sizes`."""
@@ -200,10 +200,6 @@ class ArchivePart:
         if sizes.null_count == len(sizes):
             return None
         return hashlib.sha256(sizes.fill_null(-1).to_numpy().tobytes()).hexdigest()
-
-    def _can_read(self, sample: dict[str, Any]) -> bool:
-        out = {group.name: np.zeros(group.shape, group.dtype) for group in self.archive.description.groups}
-        return not isinstance(try_to_read(self.archive, sample, out), BadRecordError)
 
     def _read(self, samples: pa.Table, batch_size: int, pool: ThreadPoolExecutor | None) -> SampleBatch:
         groups = self.archive.description.groups
@@ -231,21 +227,7 @@ def _known_samples(samples: pa.Table, georeferences: Sequence[Georeference | Non
         "x0": [place and place.x0 for place in georeferences],
         "y0": [place and place.y0 for place in georeferences],
     }
-    return _known_table(columns, len(samples))
-
-
-def _known_table(columns: dict[str, Any], rows: int) -> pa.Table:
-    """Build a table of `KNOWN_SCHEMA`; missing columns are null."""
-    arrays = []
-    for field in KNOWN_SCHEMA:
-        values = columns.get(field.name)
-        if values is None:
-            arrays.append(pa.nulls(rows, field.type))
-        elif isinstance(values, pa.Array | pa.ChunkedArray):
-            arrays.append(values.cast(field.type))
-        else:
-            arrays.append(pa.array(values, field.type))
-    return pa.table(arrays, schema=KNOWN_SCHEMA)
+    return index_table(columns, KNOWN_SCHEMA)
 
 
 def _one_ahead(reads: Iterable[Callable[[], _Value]]) -> Iterator[_Value]:

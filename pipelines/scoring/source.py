@@ -5,15 +5,14 @@ import json
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.archives.archive import Archive
 from pipelines.dataset.format.manifest import FILE_NAME, Split, read_manifest
-from pipelines.dataset.prepare.identity import describe
-from pipelines.dataset.prepare.index import index_digest
+from pipelines.dataset.prepare.identity import describe, index_digest
+from pipelines.dataset.prepare.shard import equal_parts, stream_of, unusable_of
 from pipelines.dataset.read.reader import ReaderSettings, check_readable
 from pipelines.sample import ImageGroup, Task
 from pipelines.scoring.parts import ArchivePart, DatasetPart, Part
@@ -41,6 +40,11 @@ class Source:
     """Rows of `REJECTED_SCHEMA`: entries of the archive's metadata that are no sample of any part."""
     samples_per_file: int | None = None
     """Largest number of samples of a part of a raw archive."""
+
+    @property
+    def files(self) -> list[str]:
+        """The file of predictions of each part."""
+        return [part.file for part in self.parts]
 
 
 def is_dataset(location: Location) -> bool:
@@ -102,18 +106,16 @@ def archive_source(archive: Archive, *, samples_per_file: int) -> Source:
     for split in sorted(pc.unique(index.samples["split"]).to_pylist()):
         samples = index.samples.filter(pc.equal(index.samples["split"], split)).combine_chunks()
         count = math.ceil(len(samples) / samples_per_file)
-        ends = [len(samples) * (number + 1) // count for number in range(count)]
-        for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
-            part = samples.slice(start, end - start)
-            bad = tuple(unusable[name] for name in part["id"].to_pylist() if name in unusable) if unusable else ()
-            parts.append(ArchivePart(f"{split}-part-{number:05d}.parquet", len(part), archive, _stream(part), bad))
+        for number, part in enumerate(equal_parts(samples, count)):
+            name, bad = f"{split}-part-{number:05d}.parquet", unusable_of(part, unusable)
+            parts.append(ArchivePart(name, len(part), archive, stream_of(part), bad))
     metadata = [name for name in index.samples.schema.names if name not in ("id", "split", "paths")]
     digest = index_digest(_without(index.samples, metadata))
-    fingerprint = _digest([digest, describe(description, archive.read_settings), samples_per_file])
+    identity = json.dumps([digest, describe(description, archive.read_settings), samples_per_file], sort_keys=True)
     return Source(
         archive.root or description.kind,
         description.kind,
-        fingerprint,
+        hashlib.sha256(identity.encode()).hexdigest(),
         description.task,
         description.class_names,
         description.groups,
@@ -130,16 +132,3 @@ def _without(samples: pa.Table, columns: Collection[str]) -> pa.Table:
         values = pa.nulls(len(samples), field.type) if field.nullable else pa.array([[]] * len(samples), field.type)
         samples = samples.set_column(samples.schema.get_field_index(name), field, values)
     return samples
-
-
-def _digest(identity: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-
-
-def _stream(table: pa.Table) -> bytes:
-    """Serialise a slice alone; its pickle would contain the whole table."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data

@@ -29,11 +29,6 @@ _PROGRESS = progress_pattern(_NOTE)
 _REMOVED_AT_ONCE = 16
 
 
-def shard_name(split: str, number: int) -> str:
-    """Return the path of a shard, relative to the dataset."""
-    return f"{split}/part-{number:05d}.parquet"
-
-
 def note_name(shard: str, *, earlier: bool = False) -> str:
     """Return the path of a shard's marker, which says that the shard is finished, relative to the dataset.
 

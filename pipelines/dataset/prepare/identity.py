@@ -1,11 +1,21 @@
-"""The values that decide the rows of a dataset: two calls with the same identity write the same dataset."""
+"""The identity of a dataset: the settings and the index of samples that decide its rows.
+
+Two calls with the same identity write the same dataset. The index is stored in it to detect later changes.
+"""
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
-from pipelines.archives.archive import ArchiveDescription
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipelines.archives.archive import INDEX_SCHEMA, ArchiveDescription, ArchiveIndex
+from pipelines.dataset.format.files import INDEX_FILE
+from pipelines.storage.folder import Location
 from pipelines.storage.inventory import differences
 
 Value = int | str | list[str] | None
@@ -54,3 +64,128 @@ def describe(description: ArchiveDescription, read_settings: Mapping[str, int | 
             for group in description.groups
         ],
     }
+
+
+_COMPARED_AT_ONCE = 4096
+
+
+@dataclass(frozen=True)
+class IndexChanges:
+    """Differences between two indexes, by the ids of the samples."""
+
+    added: list[str]
+    removed: list[str]
+    changed: list[str]
+    """Samples with another split, or other labels, files or metadata."""
+    moved: list[str]
+    """Changed samples that are in another split."""
+
+    def of(self, settled: Collection[str]) -> "IndexChanges":
+        """Ignore other labels, files and metadata of the samples that are in no finished shard."""
+        moved = set(self.moved)
+        return replace(self, changed=[name for name in self.changed if name in settled or name in moved])
+
+    def __bool__(self) -> bool:
+        """Return whether the indexes differ."""
+        return bool(self.added or self.removed or self.changed)
+
+    def __str__(self) -> str:
+        """Return the counts and an example."""
+        first = next(iter(self.added or self.removed or self.changed), "")
+        counts = f"{len(self.added)} samples added, {len(self.removed)} removed, {len(self.changed)} changed"
+        return f"{counts}, for example {first}" if first else counts
+
+
+def index_digest(samples: pa.Table) -> str:
+    """Compute SHA-256 over all rows and columns of an index.
+
+    Args:
+        samples: `INDEX_SCHEMA`.
+    """
+    # Equal arrays may have other bytes under their nulls, for example from another version of pyarrow or from Parquet.
+    # `take` gives the same bytes in every version.
+    samples = samples.take(pa.array(np.arange(len(samples))))
+    sink = _DigestSink()
+    with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), samples.schema) as writer:
+        writer.write_table(samples.combine_chunks(), max_chunksize=1 << 16)
+    return sink.digest.hexdigest()
+
+
+class _DigestSink:
+    """A writable file that only computes the digest of its content."""
+
+    def __init__(self) -> None:
+        self.digest = hashlib.sha256()
+        self.closed = False
+
+    def write(self, data: bytes) -> int:
+        self.digest.update(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Do nothing: no data waits to be written."""
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def write_index(samples: pa.Table, dataset: Location) -> None:
+    """Write the index into a dataset; it compresses well, because neighbouring ids and paths are similar."""
+    with dataset.new_file(INDEX_FILE) as path:
+        pq.write_table(samples, path, compression="zstd")
+
+
+def read_index(dataset: Location) -> pa.Table | None:
+    """Read a dataset's index; None if it is lost or damaged."""
+    try:
+        table = pq.read_table(pa.BufferReader(dataset.read(INDEX_FILE)))
+        return table.select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
+    except (OSError, KeyError, ValueError, pa.ArrowException):
+        return None
+
+
+def compare(before: pa.Table, now: pa.Table) -> IndexChanges:
+    """Find the samples that are in only one index, and those that differ."""
+    places = pc.index_in(before["id"].combine_chunks(), now["id"].combine_chunks())
+    removed = before["id"].filter(pc.is_null(places)).to_pylist()
+    added = now["id"].filter(pc.invert(pc.is_in(now["id"], before["id"].combine_chunks()))).to_pylist()
+    both = before.filter(pc.is_valid(places)), now.take(places.drop_null())
+    moved = both[0]["id"].filter(pc.not_equal(both[0]["split"], both[1]["split"])).to_pylist()
+    changed: list[str] = []
+    for start in range(0, len(both[0]), _COMPARED_AT_ONCE):
+        old, new = (table.slice(start, _COMPARED_AT_ONCE) for table in both)
+        if not old.equals(new):
+            rows = zip(old.to_pylist(), new.to_pylist(), strict=True)
+            changed += [row["id"] for row, other in rows if row != other]
+    return IndexChanges(added, removed, changed, moved)
+
+
+def keep_known(before: pa.Table, index: ArchiveIndex) -> ArchiveIndex:
+    """Take the known values of samples from the earlier index where their files cannot be read now.
+
+    If the labels of a patch are in its folder, they are unknown when the folder is missing. But its row may be in a
+    finished shard.
+
+    Args:
+        before: The earlier index.
+        index: The current index; its ids and splits do not change.
+    """
+    lost = before.filter(pc.is_in(before["id"], index.unusable["id"].combine_chunks()))
+    return replace(index, samples=with_rows(index.samples, lost))
+
+
+def with_rows(samples: pa.Table, others: pa.Table) -> pa.Table:
+    """Replace the rows of some samples by those of another index; ids, splits and order do not change.
+
+    Args:
+        samples: `INDEX_SCHEMA`.
+        others: `INDEX_SCHEMA`: the replacements; samples that are not in `samples` are ignored.
+    """
+    taken = pc.index_in(samples["id"].combine_chunks(), others["id"].combine_chunks())
+    if taken.null_count == len(samples):
+        return samples
+    is_taken = taken.is_valid().to_numpy(zero_copy_only=False)
+    places = np.where(is_taken, len(samples) + taken.fill_null(0).to_numpy(), np.arange(len(samples)))
+    mixed = pa.concat_tables([samples, others]).take(pa.array(places)).combine_chunks()
+    split = samples.schema.get_field_index("split")
+    return mixed.set_column(split, samples.schema.field(split), samples["split"])

@@ -50,6 +50,25 @@ class ShardPlan:
         return pa.ipc.open_stream(self.samples).read_all()
 
 
+def equal_parts(samples: pa.Table, count: int) -> list[pa.Table]:
+    """Cut a table into parts whose sizes differ by at most one row."""
+    ends = [len(samples) * (number + 1) // count for number in range(count)]
+    return [samples.slice(start, end - start) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def stream_of(samples: pa.Table) -> bytes:
+    """Serialise a slice alone; its pickle would contain the whole table."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, samples.schema) as writer:
+        writer.write_table(samples)
+    return bytes(sink.getvalue())
+
+
+def unusable_of(samples: pa.Table, unusable: dict[str, dict[str, str]]) -> tuple[dict[str, str], ...]:
+    """Return the rows of `unusable`, by id, of some samples."""
+    return tuple(unusable[name] for name in samples["id"].to_pylist() if name in unusable) if unusable else ()
+
+
 class LostRowsError(Exception):
     """A shard is not rewritten, because some rows of the finished one can no longer be made."""
 
@@ -104,6 +123,12 @@ def try_to_read(archive: Archive, sample: dict[str, Any], out: dict[str, NDArray
         return read_into(archive, sample["paths"], out)
     except BadRecordError as error:
         return error
+
+
+def is_readable(archive: Archive, sample: dict[str, Any]) -> bool:
+    """Return whether a sample can be read now."""
+    out = {group.name: np.empty(group.shape, group.dtype) for group in archive.description.groups}
+    return not isinstance(try_to_read(archive, sample, out), BadRecordError)
 
 
 def rejection(sample_id: str, error: BadRecordError) -> dict[str, str]:

@@ -11,15 +11,12 @@ from pipelines.archives.archive import (
     Archive,
     ArchiveDescription,
     ArchiveIndex,
-    BadRecordError,
-    read_sample,
 )
 from pipelines.dataset.format.files import is_progress
 from pipelines.dataset.format.manifest import FILE_NAME, Manifest, read_manifest
-from pipelines.dataset.prepare.identity import Identity, describe
-from pipelines.dataset.prepare.index import compare, index_digest, keep_known, read_index
+from pipelines.dataset.prepare.identity import Identity, compare, describe, index_digest, keep_known, read_index
 from pipelines.dataset.prepare.notes import WrittenShard, read_all_notes, read_earlier_notes, read_notes
-from pipelines.dataset.prepare.shard import ShardPlan
+from pipelines.dataset.prepare.shard import ShardPlan, is_readable
 from pipelines.dataset.prepare.staging import read_mark, staging_of
 from pipelines.storage.folder import Location
 from pipelines.storage.inventory import MARK_FILE
@@ -240,16 +237,8 @@ def _with_mended_records(shards: Iterable[EarlierShard], archive: Archive) -> li
         if before:
             tries += [(plan.file, sample) for sample in plan.table.to_pylist() if sample["id"] in before]
     with ThreadPoolExecutor(_REMOTE_THREADS if is_url(archive.root) else _THREADS) as pool:
-        outcomes = pool.map(partial(_is_readable, archive), [sample for _, sample in tries])
+        outcomes = pool.map(partial(is_readable, archive), [sample for _, sample in tries])
         return sorted({file for (file, _), is_readable in zip(tries, outcomes, strict=True) if is_readable})
-
-
-def _is_readable(archive: Archive, sample: dict[str, Any]) -> bool:
-    try:
-        read_sample(archive, sample["paths"])
-    except BadRecordError:
-        return False
-    return True
 
 
 def with_damage(usable: Usable, damaged: Mapping[str, Collection[str]]) -> Usable:
@@ -285,8 +274,3 @@ def _merged(first: dict[str, EarlierShard], second: dict[str, EarlierShard]) -> 
 def all_of(plans: Plans) -> list[ShardPlan]:
     """Return the shards of all splits."""
     return [plan for shards in plans.values() for plan in shards]
-
-
-def rejected_of(usable: Iterable[WrittenShard]) -> list[dict[str, str]]:
-    """Return the rejected records of some shards."""
-    return [row for written in usable for row in written.rejected]

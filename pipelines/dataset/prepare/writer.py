@@ -27,8 +27,7 @@ from pipelines.dataset.format.manifest import FILE_NAME, FORMAT_VERSION, Manifes
 from pipelines.dataset.format.petastorm import write_petastorm_metadata
 from pipelines.dataset.format.rows import Fields, fixed_fields
 from pipelines.dataset.format.statistics import BandSums
-from pipelines.dataset.prepare.identity import Identity, describe
-from pipelines.dataset.prepare.index import index_digest, read_index, write_index
+from pipelines.dataset.prepare.identity import Identity, describe, index_digest, read_index, write_index
 from pipelines.dataset.prepare.notes import (
     WrittenShard,
     check_rejected,
@@ -36,8 +35,7 @@ from pipelines.dataset.prepare.notes import (
     write_earlier_note,
     write_note,
 )
-from pipelines.dataset.prepare.plan import plan_shards
-from pipelines.dataset.prepare.shard_inventory import Rejected, ShardInventory, problems
+from pipelines.dataset.prepare.plan import Rejected, ShardInventory, plan_shards, problems
 from pipelines.dataset.prepare.spark_job import PrepareProgress, check_on_storage, check_shards, write_shards
 from pipelines.dataset.prepare.staging import (
     StagingMark,

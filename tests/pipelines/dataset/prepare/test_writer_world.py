@@ -28,7 +28,7 @@ from pipelines.archives.archive import (
 from pipelines.dataset.format.files import check_apart
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.dataset.prepare import spark_job, staging, writer
-from pipelines.dataset.prepare.index import index_digest, read_index
+from pipelines.dataset.prepare.identity import index_digest, read_index
 from pipelines.dataset.prepare.shard import ShardPlan
 from pipelines.dataset.prepare.spark_job import PrepareProgress
 from pipelines.dataset.prepare.writer import prepare_dataset

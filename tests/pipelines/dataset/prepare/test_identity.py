@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, ArchiveIndex, index_table
-from pipelines.dataset.prepare.index import compare, index_digest, keep_known, read_index, write_index
+from pipelines.dataset.prepare.identity import compare, index_digest, keep_known, read_index, write_index
 from pipelines.storage.folder import Location
 
 
