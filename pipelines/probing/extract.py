@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from pipelines.probing.features import SCHEMA, FeatureFile, Features, Identity, as_lists, find_features, finish
+from pipelines.probing.features import SCHEMA, FeatureFile, Features, Identity, find_features, finish
+from pipelines.scoring.output.write import as_lists
 from pipelines.scoring.parts import DatasetPart, SampleBatch
 from pipelines.scoring.predict.model import ModelDescription
 from pipelines.scoring.predict.predictor import LoadSettings, Predict, load_keras, predictor, task_threads
@@ -105,9 +106,9 @@ class Extractor:
             raise _UnusableSampleError(f"{self.model.uri} gives features that are not finite for the sample {name}")
         columns = {
             "id": batch.known["id"],
-            "features": as_lists(found[:, :-classes], "features"),
-            "probabilities": as_lists(found[:, -classes:], "probabilities"),
-            "targets": as_lists(batch.targets, "targets"),
+            "features": as_lists(found[:, :-classes], SCHEMA.field("features").type),
+            "probabilities": as_lists(found[:, -classes:], SCHEMA.field("probabilities").type),
+            "targets": as_lists(batch.targets, SCHEMA.field("targets").type),
         }
         return pa.table(columns, schema=SCHEMA)
 

@@ -107,14 +107,6 @@ def as_array(column: pa.ChunkedArray) -> NDArray[Any]:
     return values.reshape(len(column), -1)
 
 
-def as_lists(values: NDArray[Any], name: str) -> pa.Array:
-    """Return an array `(rows, numbers)` as one list per row, with the type of a column of `SCHEMA`."""
-    kind = SCHEMA.field(name).type
-    offsets = np.arange(0, values.size + 1, values.shape[1], dtype=np.int32)
-    flat = pa.array(np.ascontiguousarray(values).reshape(-1), kind.value_type)
-    return pa.ListArray.from_arrays(pa.array(offsets), flat).cast(kind)
-
-
 def identity_of(model: ModelDescription, file: bytes, manifest: Manifest) -> Identity:
     """Return the facts that determine the features of a model on a dataset.
 

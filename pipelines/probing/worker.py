@@ -14,7 +14,7 @@ from models.probes.head import LinearHead, Link, standardisation
 from models.probes.solvers import Array, fit_hinge, fit_logistic
 from pipelines.launch.rank.report import StoppedOnRequest, step_done, stop_requested
 from pipelines.probing.features import Features
-from pipelines.probing.fitted import FittedHead, FittedPenalty, best_penalty, selection_metric
+from pipelines.probing.fitted import FittedHead, FittedPenalty
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT, Task
 from pipelines.training.ranks.collective import HorovodCollective
 from pipelines.training.ranks.events import PenaltyFitted, tell
@@ -71,8 +71,9 @@ def fit_head(
         tried.append(FittedPenalty(l2, score, found.objective, found.exchanges, found.residual, found.converged))
         if collective.rank == 0:
             tell(PenaltyFitted(number=number, penalties=len(penalties), l2=l2, exchanges=found.exchanges))
-    best, metric = best_penalty(tried), selection_metric(task)
-    return FittedHead(heads[best], tried[best], tuple(tried), metric)
+    scores = [-math.inf if math.isnan(each.score) else each.score for each in tried]
+    best = scores.index(max(scores))  # the first, and largest, of equal ones
+    return FittedHead(heads[best], tried[best], tuple(tried), _selection_metric(task))
 
 
 @dataclass(frozen=True)
@@ -95,4 +96,9 @@ def _score(head: LinearHead, validation: _RankSamples, task: Task, collective: H
     """Return the metric of all samples that compares penalties; it is the same on every rank."""
     probabilities = collective.concatenate(head.probabilities(validation.features))
     targets = collective.concatenate(validation.targets)
-    return classification_scores(probabilities, targets, task).metrics[selection_metric(task)]
+    return classification_scores(probabilities, targets, task).metrics[_selection_metric(task)]
+
+
+def _selection_metric(task: Task) -> str:
+    """Return the name of the metric that compares penalties: it does not depend on a threshold."""
+    return "top_1" if task == "single_label" else "mean_average_precision"

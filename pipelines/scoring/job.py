@@ -12,8 +12,7 @@ from pyspark.sql import SparkSession
 from conf.sections.score import ScoreConfig
 from pipelines.dataset.format.files import relation
 from pipelines.dataset.prepare.notes import check_rejected, count_reasons
-from pipelines.scoring.output.delta import write_delta_log
-from pipelines.scoring.output.kept import ConvertedModel, converted_model
+from pipelines.scoring.output.conversion import ConvertedModel, converted_model
 from pipelines.scoring.output.output import (
     DELTA_LOG_FILE,
     FILE_NAME,
@@ -37,7 +36,7 @@ from pipelines.scoring.output.output import (
     write_note,
     write_rejected,
 )
-from pipelines.scoring.output.write import Scorer
+from pipelines.scoring.output.write import Scorer, write_delta_log
 from pipelines.scoring.parts import Part
 from pipelines.scoring.predict.convert import Reference
 from pipelines.scoring.predict.model import ModelDescription, check_fits
@@ -45,11 +44,11 @@ from pipelines.scoring.predict.processor import Runtime, why_unusable
 from pipelines.scoring.source import DATASET, Source
 from pipelines.spark.connect import sent
 from pipelines.spark.tasks import is_local_mode, run_until_done, watched
-from pipelines.storage.disk_errors import disk_errors
 from pipelines.storage.folder import Location, StorageError
 from pipelines.storage.lease import PROGRESS_FOLDER
 from pipelines.storage.locations import redacted
 from pipelines.storage.lock import hold
+from pipelines.storage.whole_files import disk_errors
 
 _LESS_MEMORY = "a smaller score.batch_size"
 _THRESHOLD = "score.threshold"
@@ -121,7 +120,7 @@ def earlier_thresholds(model: ModelDescription, source: Source, output: Location
     identity = read_identity(output) or {}
     found = identity.get(_THRESHOLD)
     is_other = identity.get("model_id") != model.model_id
-    if found is None or is_other or is_complete(output, [part.file for part in source.parts]):
+    if found is None or is_other or is_complete(output, source.files):
         return None
     return tuple(found) if isinstance(found, list) else (found,) * len(model.class_names)
 
@@ -149,13 +148,13 @@ def check_score(
         if all(existing.get(key) == identity[key] for key in (_KIND, _FINGERPRINT)) and _may_have_moved(source, output):
             existing = {**existing, _INPUT: source.where}
         refuse_another(existing, identity, output)
-    files = [part.file for part in source.parts]
+    files = source.files
     found = find_written(output, files)
     outdated = outdated_parts(source, found)
     complete = is_complete(output, files) and not outdated
     if not complete:  # only more samples can become bad; finished predictions stay finished
-        kept = [row for file, part in found.items() if file not in outdated for row in part.rejected]
-        _check_rejected([*source.rejected, *kept], source, output, settings)
+        rejected = [row for file, part in found.items() if file not in outdated for row in part.rejected]
+        _check_rejected([*source.rejected, *rejected], source, output, settings)
     return identity, complete and (not settings.as_delta or output.exists(DELTA_LOG_FILE))
 
 
@@ -193,7 +192,7 @@ def score(
         RuntimeError: Another job writes there, the storage cannot be used, or Spark gave up; finished parts are kept.
     """
     identity, complete = check_score(model, source, output, settings)
-    files = [part.file for part in source.parts]
+    files = source.files
     if complete:
         say(f"{output} is finished already; left as it is")
         return scored_before(source, output)
@@ -210,7 +209,7 @@ def score(
         converted = converted_model(model, file, settings.runtime, settings.reference, output, say)
         begin(output, identity)
         if converted is not None:
-            converted.keep(output)
+            converted.store(output)
         for part in earlier.values():  # for the job that continues if this one stops
             write_note(part, output, earlier=True)
         if output.exists(FILE_NAME):  # a file of finished predictions is lost: only the found parts count from now on
@@ -225,9 +224,12 @@ def score(
         _write(spark, model, file, converted, source, output, settings, found, earlier, say, progress)
         still_held()
         parts = read_back(output, files)
-        kept = {part.file for part in parts if earlier.get(part.file) == part}
-        if kept:
-            say(f"{len(kept)} parts stay as they are, as samples of them cannot be read any more, such as {min(kept)}")
+        unchanged = {part.file for part in parts if earlier.get(part.file) == part}
+        if unchanged:
+            say(
+                f"{len(unchanged)} parts stay as they are, as samples of them cannot be read any more, such as "
+                f"{min(unchanged)}"
+            )
         rejected = write_rejected(output, parts, source.rejected)
         _check_rejected(rejected, source, output, settings)
         described = {
@@ -240,10 +242,9 @@ def score(
         if settings.as_delta:
             write_delta_log(output, parts, f"Predictions of {model.uri}")
         finish(output, identity, parts, len(rejected), described)
-        clean_up(output, files)
     for used in sorted({part.computed_by for part in parts}):
         say(f"{sum(part.rows for part in parts if part.computed_by == used)} predictions by {used}")
-    new = sum(part.samples for part in parts if part.file not in found.keys() | kept)
+    new = sum(part.samples for part in parts if part.file not in found.keys() | unchanged)
     return _scored(parts, source, output, new=new)
 
 
@@ -264,7 +265,7 @@ def _may_have_moved(source: Source, output: Location) -> bool:
     """
     if source.kind == DATASET:
         return True
-    files = [part.file for part in source.parts]
+    files = source.files
     found = find_written(output, files)
     replaced = (was_replaced(part, found[part.file]) for part in source.parts if part.file in found)
     return not is_complete(output, files) and not any(replaced)
@@ -272,7 +273,7 @@ def _may_have_moved(source: Source, output: Location) -> bool:
 
 def scored_before(source: Source, output: Location) -> Scored:
     """Read the results of finished predictions, and remove the temporary files that their job left."""
-    files = [part.file for part in source.parts]
+    files = source.files
     with suppress(OSError, StorageError):  # a user who may only read them can still draw a map
         clean_up(output, files)
     found = find_written(output, files)
@@ -280,14 +281,15 @@ def scored_before(source: Source, output: Location) -> Scored:
 
 
 def _identity(model: ModelDescription, source: Source, settings: ScoreSettings) -> Identity:
-    reference = settings.reference
+    reference, thresholds = settings.reference, settings.thresholds
+    one_or_all = thresholds[0] if len(set(thresholds)) == 1 else list(thresholds)
     return {
         "model_id": model.model_id,
         "model_version": model.version,
         _INPUT: source.where,
         _KIND: source.kind,
         _FINGERPRINT: source.fingerprint,
-        **({_THRESHOLD: _briefly(settings.thresholds)} if model.task == "multi_label" else {}),
+        **({_THRESHOLD: one_or_all} if model.task == "multi_label" else {}),
         "score.runtime": settings.runtime,
         **({"reference_fingerprint": reference.fingerprint} if reference is not None else {}),
         **(
@@ -313,10 +315,6 @@ def _settings(source: Source, settings: ScoreSettings, converted: ConvertedModel
     }
 
 
-def _briefly(thresholds: tuple[float, ...]) -> float | list[float]:
-    return thresholds[0] if len(set(thresholds)) == 1 else list(thresholds)
-
-
 def _write(
     spark: SparkSession,
     model: ModelDescription,
@@ -333,10 +331,18 @@ def _write(
     """Score the parts that are not found; those in `earlier` are scored again."""
     # In local mode the executor is this machine: if it can run the converted model, Keras is not needed.
     takes_keras = converted is None or not is_local_mode(spark) or why_unusable(settings.runtime) is not None
+    rows = {note_name(part.file).rpartition("/")[2]: part.rows for part in source.parts if part.file not in found}
+    total = sum(part.rows for part in source.parts)
+    already = total - sum(rows.values())
+
+    def look() -> None:
+        done = already + sum(rows.get(name, 0) for name in output.names(PROGRESS_FOLDER))
+        progress(ScoreProgress(done, total, already))
+
     with (
         sent(spark, file if takes_keras else b"") as weights,
         sent(spark, b"" if converted is None else converted.file) as sent_converted,
-        watched(_PartProgress(source.parts, output, found, progress).look, name="groundswell-score-progress"),
+        watched(look, name="groundswell-score-progress"),
     ):
         scorer = Scorer(
             model,
@@ -379,24 +385,3 @@ def _check_apart(source: Source, output: Location) -> None:
         raise ValueError(
             f"--output {output} {found} --input {source.where}: choose another --output, outside of --input"
         )
-
-
-class _PartProgress:
-    """A counter of finished parts during the job, based on their markers."""
-
-    def __init__(
-        self,
-        parts: tuple[Part, ...],
-        output: Location,
-        found: dict[str, WrittenPart],
-        progress: Callable[[ScoreProgress], None],
-    ) -> None:
-        self._rows = {note_name(part.file).rpartition("/")[2]: part.rows for part in parts if part.file not in found}
-        self._total = sum(part.rows for part in parts)
-        self._found = self._total - sum(self._rows.values())
-        self._output, self._progress = output, progress
-
-    def look(self) -> None:
-        """Count the finished parts, and report the number."""
-        done = sum(self._rows.get(name, 0) for name in self._output.names(PROGRESS_FOLDER))
-        self._progress(ScoreProgress(self._found + done, self._total, self._found))

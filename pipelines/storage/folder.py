@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from io import BufferedReader
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -343,7 +342,8 @@ class Location:
         if info["size"] != file.stat().st_size:
             return False
         with file.open("rb") as local:
-            if str(info.get("ETag", "")).strip('"') == _md5(local):
+            md5 = hashlib.file_digest(local, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            if str(info.get("ETag", "")).strip('"') == md5:
                 return True
             local.seek(0)
             with self.open(name) as stored:
@@ -392,7 +392,3 @@ class Location:
         """Clear the listings that fsspec caches, because other processes write here too."""
         if not self.is_local:
             self._filesystem.invalidate_cache()
-
-
-def _md5(file: BufferedReader) -> str:
-    return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -5,7 +5,6 @@ Such storage refuses seeks, appends and locks.
 
 import errno
 import os
-import shutil
 import uuid
 import zlib
 from collections.abc import Iterator
@@ -54,6 +53,35 @@ def os_errors_as(kind: type[Exception], text: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise kind(f"{text}: {error.strerror}") from None
+
+
+@contextmanager
+def disk_errors(folder: object, argument: str = "dataset.path") -> Iterator[None]:
+    """Name the folder that cannot be written, and say how to continue.
+
+    Args:
+        folder: Folder that is written to.
+        argument: Name of the argument that chooses the folder, for the message.
+
+    Raises:
+        RuntimeError: The disk is full.
+        ValueError: The permission to write the folder is missing.
+    """
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or folder
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RuntimeError(
+                f"{where}: {error.strerror}: make room on the disk of {folder}; finished shards are kept, and the "
+                "same command continues"
+            ) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
+            raise ValueError(
+                f"{folder} cannot be written ({where}: {error.strerror}): choose another {argument}, or change its "
+                "permissions"
+            ) from error
+        raise
 
 
 @contextmanager
@@ -147,17 +175,8 @@ def copy_folder(source: Path, target: Path) -> None:
         other = target / path.relative_to(source)
         if path.is_dir():
             other.mkdir(exist_ok=True)
-        elif not other.is_file() or other.stat().st_size != path.stat().st_size or _is_text(path):
+        elif (
+            not other.is_file() or other.stat().st_size != path.stat().st_size or path.suffix == ".jsonl"
+        ):  # which changes without a change of size
             with path.open("rb") as file:
                 copy_whole(file, other)
-
-
-def fetch_folder(source: Path, target: Path) -> None:
-    """Copy everything under `source`, if it exists, to the local folder `target`."""
-    if source.is_dir():
-        shutil.copytree(source, target, dirs_exist_ok=True)
-
-
-def _is_text(path: Path) -> bool:
-    """Return whether a file may change without a change of size; other files are written once."""
-    return path.suffix == ".jsonl"

@@ -45,7 +45,7 @@ from pipelines.archives.synthetic.files import generate_bigearthnet_v2
 from pipelines.dataset.prepare.writer import prepare_dataset
 from pipelines.dataset.read.reader import ReaderSettings
 from pipelines.scoring.job import ScoreSettings, check_score, score
-from pipelines.scoring.output.kept import converted_model
+from pipelines.scoring.output.conversion import converted_model
 from pipelines.scoring.output.output import begin
 from pipelines.scoring.predict.convert import Acceptance, Reference, open_reference
 from pipelines.scoring.predict.frames import flat_columns
@@ -186,7 +186,7 @@ class Ours:
         converted = converted_model(self._model, self._file, runtime, self._reference(runtime), kept, say=print)
         assert converted is not None
         kept.make()
-        converted.keep(kept)
+        converted.store(kept)
         return converted.acceptance
 
     def __call__(self, source: Source, runtime: Runtime) -> float:

@@ -12,7 +12,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from conf.sections.probe import CoCoAConfig, LBFGSConfig, SolverConfig
-from pipelines.probing.features import SCHEMA, FeatureFile, Features, as_lists
+from pipelines.probing.features import SCHEMA, FeatureFile, Features
+from pipelines.scoring.output.write import as_lists
 from pipelines.storage.folder import Location
 from tests.parallel.ring import on_ring
 
@@ -41,9 +42,9 @@ def write_features(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Fe
                 own = slice(start, start + rows)
                 columns = {
                     "id": [str(row) for row in range(start, start + rows)],
-                    "features": as_lists(features[own], "features"),
-                    "probabilities": as_lists(targets[own].astype(np.float32), "probabilities"),
-                    "targets": as_lists(targets[own], "targets"),
+                    "features": as_lists(features[own], SCHEMA.field("features").type),
+                    "probabilities": as_lists(targets[own].astype(np.float32), SCHEMA.field("probabilities").type),
+                    "targets": as_lists(targets[own], SCHEMA.field("targets").type),
                 }
                 file = folder / f"{split}-part-{number:05d}.parquet"
                 pq.write_table(pa.table(columns, schema=SCHEMA), file, row_group_size=50)

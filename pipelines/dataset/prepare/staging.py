@@ -193,21 +193,14 @@ def swap_folders(first: Path, second: Path, aside: Path) -> None:
 
     Source: renameat2(2) of Linux, flag RENAME_EXCHANGE.
     """
-    try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except AttributeError:  # another C library
-        _rename_both(first, second, aside)
-        return
-    paths = os.fsencode(first), os.fsencode(second)
-    if rename(_AT_CURRENT_FOLDER, paths[0], _AT_CURRENT_FOLDER, paths[1], _RENAME_EXCHANGE) == 0:
-        return
-    number = ctypes.get_errno()
-    if number not in _UNSUPPORTED:
-        raise OSError(number, os.strerror(number), str(first), None, str(second))
-    _rename_both(first, second, aside)
-
-
-def _rename_both(first: Path, second: Path, aside: Path) -> None:
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is not None:  # else another C library
+        paths = os.fsencode(first), os.fsencode(second)
+        if rename(_AT_CURRENT_FOLDER, paths[0], _AT_CURRENT_FOLDER, paths[1], _RENAME_EXCHANGE) == 0:
+            return
+        number = ctypes.get_errno()
+        if number not in _UNSUPPORTED:
+            raise OSError(number, os.strerror(number), str(first), None, str(second))
     second.rename(aside)
     first.rename(second)
 

@@ -26,7 +26,6 @@ from pipelines.dataset.format.files import (
 from pipelines.dataset.format.manifest import FILE_NAME, FORMAT_VERSION, Manifest, Shard
 from pipelines.dataset.format.petastorm import write_petastorm_metadata
 from pipelines.dataset.format.rows import Fields, fixed_fields
-from pipelines.dataset.format.statistics import BandSums
 from pipelines.dataset.prepare.identity import Identity, describe, index_digest, read_index, write_index
 from pipelines.dataset.prepare.notes import (
     WrittenShard,
@@ -69,10 +68,10 @@ from pipelines.dataset.prepare.survey import (
 from pipelines.dataset.read.verify import ShardCheck
 from pipelines.dataset.report.page import write_report
 from pipelines.sample import TRAINING_SPLIT
-from pipelines.storage.disk_errors import disk_errors
 from pipelines.storage.folder import Location
 from pipelines.storage.locations import redacted_traceback
 from pipelines.storage.lock import followed, hold
+from pipelines.storage.whole_files import disk_errors
 
 _log = logging.getLogger(__name__)
 
@@ -382,7 +381,12 @@ class _Job:
     def report(self, inventory: ShardInventory, written: dict[str, WrittenShard], manifest: Manifest) -> None:
         """Write the dataset's report."""
         sums = merge_sums([written[plan.file] for plan in inventory.plans[TRAINING_SPLIT]])
-        _report(self.dataset, manifest, sums, inventory.rejected(written))
+        histograms = {name: part.histogram for name, part in sums.items()}
+        rejected = pa.Table.from_pylist(inventory.rejected(written), schema=REJECTED_SCHEMA)
+        try:
+            write_report(self.dataset, manifest, histograms, rejected)
+        except Exception:  # a failed picture must not cost a night's work
+            _log.error("the dataset is finished, its report is not: %s", redacted_traceback())
 
 
 def _place(shards: Mapping[str, EarlierShard], staging: Location, noted: Mapping[str, WrittenShard]) -> None:
@@ -398,11 +402,3 @@ def _file_names(plans: Plans) -> list[str]:
     """Return all files of a dataset but the report, which can be made again."""
     petastorm = [f"{split}/{PETASTORM_FILE}" for split in plans]
     return [FILE_NAME, REJECTED_FILE, INDEX_FILE, NOTES_FILE, *petastorm, *(plan.file for plan in all_of(plans))]
-
-
-def _report(dataset: Location, manifest: Manifest, sums: dict[str, BandSums], rejected: list[dict[str, str]]) -> None:
-    histograms = {name: part.histogram for name, part in sums.items()}
-    try:
-        write_report(dataset, manifest, histograms, pa.Table.from_pylist(rejected, schema=REJECTED_SCHEMA))
-    except Exception:  # a failed picture must not cost a night's work
-        _log.error("the dataset is finished, its report is not: %s", redacted_traceback())

@@ -183,7 +183,7 @@ class SplitReader:
                     raise
                 _log.warning("%s is damaged in the cache (%s): reading it again", error.group.file.path, error)
                 fetched_again.add(error.place)
-                self._files.replace(error.place, error.group)
+                self._files.fetch(error.place, error.group)
 
     def _read_at_once(self, located: "_Located", memory: Memory, read: Gather) -> bool:
         """Read rows in C++; return whether all of them are correct."""

@@ -157,21 +157,18 @@ class SplitFiles:
             if place in self._cached:
                 self._cached.move_to_end(place)
                 return self._cached[place]
-        return self._fetch(place, None)
+        return self.fetch(place)
 
     def is_cached(self, place: int) -> bool:
         """Return whether a row group is read through the cache."""
         return self._opened[place] is None
 
-    def replace(self, place: int, damaged: RowGroup) -> None:
-        """Drop a damaged row group from the cache and read it from the dataset again.
+    def fetch(self, place: int, damaged: RowGroup | None = None) -> RowGroup:
+        """Return a row group from the cache, where it is written if it is absent or is the damaged one.
 
         Raises:
-            ValueError, RuntimeError: The same as those of `row_group`.
+            ValueError: The row group cannot be read.
         """
-        self._fetch(place, damaged)
-
-    def _fetch(self, place: int, damaged: RowGroup | None) -> RowGroup:
         assert self._cache is not None, "use_cache comes first"
         shard, number = self._places[place]
         where = self.where(place)

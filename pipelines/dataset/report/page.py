@@ -14,7 +14,6 @@ from pipelines.dataset.format.files import REPORT_FILE
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.dataset.report.figures import band_histogram, class_balance, preview, shown_bins
 from pipelines.dataset.report.html import render
-from pipelines.dataset.report.metadata_counts import metadata_tables
 from pipelines.dataset.report.published_statistics import PUBLISHED
 from pipelines.dataset.report.tables import (
     band_rows,
@@ -22,6 +21,7 @@ from pipelines.dataset.report.tables import (
     class_rows,
     cooccurrence_rows,
     first_rejected,
+    metadata_tables,
     reason_counts,
     shorten,
     split_rows,

@@ -1,13 +1,19 @@
 """Tables of the dataset report, from the manifest, the labels and the rejected records."""
 
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from pipelines.dataset.format.manifest import Manifest
-from pipelines.dataset.report.label_counts import classes_by_frequency, label_cooccurrence
+from pipelines.dataset.format.columns import LABEL_FIELD
+from pipelines.dataset.format.manifest import Manifest, Shard, Split
+from pipelines.dataset.format.rows import array_header
 from pipelines.dataset.report.published_statistics import PUBLISHED
 from pipelines.sample import TRAINING_SPLIT
 from pipelines.storage.folder import Location
@@ -18,6 +24,11 @@ _REASONS = 20
 _REJECTED = 100
 _SHORT_NAME = 30  # characters; an archive's texts can be of any length
 _LONG_TEXT = 300
+_COLUMNS = {"country": "Country", "season": "Season", "flags": "Flag"}
+_SEASONS = ("winter", "spring", "summer", "autumn")
+_UNKNOWN = "unknown"
+_VALUES = 60
+_LONG_NAME = 100
 
 
 def shorten(text: str, length: int = _SHORT_NAME) -> str:
@@ -135,3 +146,110 @@ def _readable(size: int) -> str:
         if value >= 1024:
             value, unit = value / 1024, larger
     return f"{value:,.1f} {unit}"
+
+
+def classes_by_frequency(counts: Sequence[int], limit: int) -> list[int]:
+    """Return class indices, the most frequent first; of more than `limit`, half of the limit from each end."""
+    order = sorted(range(len(counts)), key=lambda index: (-counts[index], index))
+    if len(order) <= limit:
+        return order
+    return order[: limit // 2] + order[-(limit // 2) :]
+
+
+def label_cooccurrence(
+    dataset: Location | Path, shards: Sequence[Shard], class_count: int, classes: Sequence[int]
+) -> NDArray[np.int64]:
+    """Count the samples that have both of two classes, one row group at a time.
+
+    Args:
+        dataset: Folder of the dataset.
+        shards: Shards to read.
+        class_count: Length of a label vector.
+        classes: The class indices to count, in the order of the result.
+
+    Returns:
+        `(len(classes), len(classes))`, symmetric; the diagonal holds the samples of each class.
+
+    Raises:
+        ValueError: A label is not a `uint8` vector of `class_count` values.
+    """
+    counts = np.zeros((len(classes), len(classes)), np.int64)
+    for shard in shards:
+        with Location.at(dataset).open(shard.file) as source, pq.ParquetFile(source) as file:
+            for group in range(file.num_row_groups):
+                for chunk in file.read_row_group(group, columns=[LABEL_FIELD])[LABEL_FIELD].chunks:
+                    # Integer products do not use BLAS; single precision is exact below 2^24 samples.
+                    labels = decode_labels(chunk, class_count)[:, classes].astype(np.float32)
+                    counts += (labels.T @ labels).astype(np.int64)
+    return counts
+
+
+def decode_labels(column: pa.BinaryArray, class_count: int) -> NDArray[np.uint8]:
+    """Return all encoded label vectors of `column` as `(rows, class_count)`, without work per row.
+
+    Raises:
+        ValueError: A value is not a `uint8` vector of `class_count` values.
+    """
+    header = np.frombuffer(array_header((class_count,), np.dtype(np.uint8)), np.uint8)
+    if not len(column):
+        return np.empty((0, class_count), np.uint8)
+    _, offsets_buffer, values_buffer = column.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int32)[column.offset : column.offset + len(column) + 1]
+    width = len(header) + class_count
+    if (np.diff(offsets) == width).all():
+        rows = np.frombuffer(values_buffer, np.uint8)[offsets[0] : offsets[-1]].reshape(-1, width)
+        if (rows[:, : len(header)] == header).all():
+            return rows[:, len(header) :]
+    raise ValueError(f"column {LABEL_FIELD!r} does not hold uint8 vectors of {class_count} values")
+
+
+def metadata_tables(dataset: Location, manifest: Manifest, splits: list[str]) -> list[dict[str, Any]]:
+    """Make a table for each plain column with any known value.
+
+    Args:
+        dataset: A finished dataset.
+        manifest: The dataset's `dataset.json`.
+        splits: Names of the splits, in the order of the tables' columns.
+
+    Returns:
+        Tables with a `title` and `rows`; each row has a `name` and, by split, `cells` of `count` and `share`. Rows are
+        sorted by frequency, seasons by the calendar; a sample may have several flags.
+    """
+    counts = {name: _value_counts(dataset, manifest.splits[name]) for name in splits}
+    return [
+        {"title": title, "rows": rows}
+        for column, title in _COLUMNS.items()
+        if (rows := _value_rows([(counts[name][column], manifest.splits[name].rows) for name in splits], column))
+    ]
+
+
+def _value_counts(dataset: Location, split: Split) -> dict[str, Counter[str]]:
+    counts: dict[str, Counter[str]] = {column: Counter() for column in _COLUMNS}
+    for shard in split.shards:
+        with dataset.open(shard.file) as source, pq.ParquetFile(source) as file:
+            table = file.read(columns=list(_COLUMNS))
+        for column, counter in counts.items():
+            values = table[column].combine_chunks()
+            if isinstance(values, pa.ListArray):
+                counter[_UNKNOWN] += values.null_count
+                values = values.flatten()
+            for row in pc.value_value_counts(values).to_pylist():
+                counter[_UNKNOWN if row["values"] is None else row["values"]] += row["counts"]
+    return counts
+
+
+def _value_rows(splits: list[tuple[Counter[str], int]], column: str) -> list[dict[str, Any]]:
+    total: Counter[str] = sum((counter for counter, _ in splits), Counter())
+    if not set(total) - {_UNKNOWN}:
+        return []
+    names = [name for name, count in total.most_common() if count and name != _UNKNOWN][:_VALUES]
+    if column == "season":
+        names.sort(key=_SEASONS.index)
+    names += [_UNKNOWN] * (total[_UNKNOWN] > 0)
+    return [
+        {
+            "name": shorten(name.replace("_", " "), _LONG_NAME),
+            "cells": [{"count": counter[name], "share": counter[name] / max(1, rows)} for counter, rows in splits],
+        }
+        for name in names
+    ]

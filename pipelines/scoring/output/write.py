@@ -1,7 +1,13 @@
 """One part of the predictions, written atomically by one Spark task."""
 
+import json
 import socket
+import tempfile
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,9 +17,9 @@ from numpy.typing import NDArray
 from pipelines.archives.archive import BadRecordError
 from pipelines.dataset.prepare.shard import rejection
 from pipelines.sample import Task
-from pipelines.scoring.output.output import NOT_FINITE, WrittenPart, write_note
+from pipelines.scoring.output.output import DELTA_LOG_FILE, NOT_FINITE, WrittenPart, write_note
 from pipelines.scoring.parts import KNOWN_SCHEMA, Part, SampleBatch
-from pipelines.scoring.predict.model import ModelDescription
+from pipelines.scoring.predict.model import ModelDescription, predicted_classes
 from pipelines.scoring.predict.predictor import LoadSettings, Predict, load_keras, predictor, task_threads
 from pipelines.scoring.predict.processor import Runtime, used_features, why_unusable
 from pipelines.spark.connect import SentFile
@@ -100,7 +106,7 @@ class Scorer:
         reason = why_unusable(self.runtime)
         converted = self.converted
         if converted is not None and reason is None:
-            from pipelines.scoring.predict.converted import load_converted
+            from pipelines.scoring.predict.convert import load_converted
 
             loaded = predictor(
                 f"{self.model.model_id} {self.converted_digest}",
@@ -145,32 +151,18 @@ class Scorer:
             known, probabilities = known.filter(pa.array(finite)), probabilities[finite]
         columns = {
             **{name: known[name] for name in KNOWN_SCHEMA.names},
-            "probabilities": as_lists(probabilities),
+            "probabilities": as_lists(probabilities, PREDICTION_SCHEMA.field("probabilities").type),
             "labels": label_names(probabilities, self.model.class_names, self.model.task, self.thresholds),
             "model_version": pa.repeat(self.model.version, len(known)),
         }
         return pa.table(list(columns.values()), schema=PREDICTION_SCHEMA), rejected
 
 
-def as_lists(values: NDArray[np.float32]) -> pa.Array:
-    """Return an array `(rows, classes)` as one list per row, without a copy."""
+def as_lists(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """Return an array `(rows, numbers)` as one list of this type per row, without a copy."""
     offsets = np.arange(0, values.size + 1, values.shape[1], dtype=np.int32)
-    kind = PREDICTION_SCHEMA.field("probabilities").type
-    flat = pa.array(np.ascontiguousarray(values).reshape(-1), pa.float32())
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1), kind.value_type)
     return pa.ListArray.from_arrays(pa.array(offsets), flat).cast(kind)
-
-
-def predicted_classes(
-    probabilities: NDArray[np.float32], task: Task, thresholds: tuple[float, ...]
-) -> NDArray[np.bool_]:
-    """Return which classes are predicted, `(rows, classes)`: those that reach their threshold, or the likeliest."""
-    found: NDArray[np.bool_]
-    if task == "multi_label":
-        found = probabilities >= np.asarray(thresholds)
-        return found
-    likeliest = np.argmax(probabilities, axis=1)[:, np.newaxis]
-    found = likeliest == np.arange(probabilities.shape[1])
-    return found
 
 
 def label_names(
@@ -181,3 +173,34 @@ def label_names(
     offsets = np.concatenate([[0], np.cumsum(predicted.sum(axis=1))]).astype(np.int32)
     names = pa.array(class_names, pa.string()).take(pa.array(np.nonzero(predicted)[1]))
     return pa.ListArray.from_arrays(pa.array(offsets), names).cast(PREDICTION_SCHEMA.field("labels").type)
+
+
+def write_delta_log(output: Location, parts: Sequence[WrittenPart], description: str) -> None:
+    """Make a folder of predictions a Delta table, of protocol version 1 for readers and 2 for writers.
+
+    The log is made in a temporary folder and written like every other file here: atomically, with the storage's own
+    credentials. Delta's own commit needs a rename that fails if the name exists, which not every storage has.
+
+    Args:
+        output: Folder of the predictions.
+        parts: All parts of the predictions, which are the files of the table.
+        description: Description of the table.
+    """
+    from deltalake import Schema
+    from deltalake.transaction import AddAction, create_table_with_add_actions
+
+    now = int(time.time() * 1000)
+    actions = [
+        AddAction(part.file, part.size, {}, now, True, json.dumps({"numRecords": part.rows}))
+        for part in parts
+        if part.rows
+    ]
+    with tempfile.TemporaryDirectory(prefix="groundswell-") as temporary:
+        create_table_with_add_actions(
+            temporary, Schema.from_arrow(PREDICTION_SCHEMA), actions, name="predictions", description=description
+        )
+        lines = Path(temporary, DELTA_LOG_FILE).read_text().splitlines()
+    committed = json.loads(lines[0])
+    committed["commitInfo"]["operationParameters"]["location"] = str(output)
+    output.make(str(PurePosixPath(DELTA_LOG_FILE).parent))
+    output.write(DELTA_LOG_FILE, "\n".join([json.dumps(committed), *lines[1:], ""]).encode())

@@ -1,8 +1,9 @@
-"""Converts a Keras model to a smaller and faster one, accepted only if its labels are as good.
+"""Converts a Keras model to a smaller and faster one in OpenVINO's format, accepted only if its labels are as good.
 
 A separate process does the work, so that the driver imports no TensorFlow and gets its memory back.
 """
 
+import io
 import json
 import logging
 import os
@@ -10,7 +11,8 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,15 +23,15 @@ from numpy.typing import NDArray
 from pipelines.dataset.format.manifest import read_manifest
 from pipelines.dataset.read.reader import ReaderSettings, SplitReader, check_readable, evaluation_batches
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
-from pipelines.scoring.predict.converted import compiled, pack
-from pipelines.scoring.predict.model import ModelDescription, check_fits
+from pipelines.scoring.predict.model import ModelDescription, check_fits, predicted_classes
 from pipelines.scoring.predict.predictor import LoadSettings, Predict, load_keras
-from pipelines.scoring.predict.processor import Runtime
+from pipelines.scoring.predict.processor import Runtime, used_features
 from pipelines.storage.folder import Location
 
 _SECONDS = 3600
 _BATCH = 16
 _MODEL, _REPORT = "model.zip", "report.json"
+_GRAPH, _WEIGHTS = "model.xml", "model.bin"
 
 
 @dataclass(frozen=True)
@@ -212,18 +214,62 @@ def _compare(
         targets.append(wanted[:count])
     found = {name: np.concatenate(parts) for name, parts in scores.items()}
     truth = np.concatenate(targets)
-    decisions = {name: _predicted(each, model, reference) for name, each in found.items()}
+    decisions = {
+        name: predicted_classes(each, model.task, reference.thresholds).astype(np.float32)
+        for name, each in found.items()
+    }
     f1 = {name: f1_macro(multi_label_counts(each, truth)) for name, each in decisions.items()}
     one, other = decisions.values()
     return f1, float((one == other).mean())
 
 
-def _predicted(
-    probabilities: NDArray[np.float32], model: ModelDescription, reference: Reference
-) -> NDArray[np.float32]:
-    from pipelines.scoring.output.write import predicted_classes
+def _pack(folder: Path) -> bytes:
+    """Return a saved model as bytes."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+        for name in (_GRAPH, _WEIGHTS):
+            archive.write(folder / name, name)
+    return stream.getvalue()
 
-    return predicted_classes(probabilities, model.task, reference.thresholds).astype(np.float32)
+
+def load_converted(model: ModelDescription, file: bytes, runtime: Runtime, settings: LoadSettings) -> Predict:
+    """Load a model that `_pack` returned.
+
+    Args:
+        model: Description of the model.
+        file: The bytes that `_pack` returned.
+        runtime: "bf16" or "int8".
+        settings: Batch size and threads.
+    """
+    import openvino
+
+    core = openvino.Core()
+    with tempfile.TemporaryDirectory(prefix="groundswell-") as folder:
+        with zipfile.ZipFile(io.BytesIO(file)) as archive:
+            archive.extractall(folder)
+        graph = core.read_model(Path(folder, _GRAPH))
+        return _compiled(core, graph, model, runtime, settings)
+
+
+def _compiled(core: Any, graph: Any, model: ModelDescription, runtime: Runtime, settings: LoadSettings) -> Predict:
+    """Compile an OpenVINO graph for a fixed batch size; its inputs have the names of the image groups."""
+    graph.reshape({each.name: [settings.batch_size, *each.shape] for each in model.inputs})
+    options = {
+        # Operations that are not in 8 bits use bfloat16 too, if the processor has it.
+        "INFERENCE_PRECISION_HINT": "bf16" if runtime == "bf16" or used_features("bf16") else "f32",
+        "INFERENCE_NUM_THREADS": settings.threads,
+        "NUM_STREAMS": 1,
+        # Otherwise several workers of one host would pin their threads to the same cores.
+        "ENABLE_CPU_PINNING": False,
+    }
+    request = core.compile_model(graph, "CPU", options).create_infer_request()
+    names = [each.name for each in model.inputs]
+
+    def predict(images: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float32]:
+        request.infer({name: np.ascontiguousarray(images[name]) for name in names}, share_inputs=True)
+        return np.array(request.get_output_tensor().data, np.float32)
+
+    return predict
 
 
 def _main(folder: Path) -> None:
@@ -237,9 +283,9 @@ def _main(folder: Path) -> None:
     graph = _to_graph(keras_file, model)
     if runtime == "int8":
         graph = _quantized(graph, model, reference)
-    openvino.save_model(graph, folder / "model.xml", compress_to_fp16=False)
-    (folder / _MODEL).write_bytes(pack(folder))
-    predictors = {runtime: compiled(openvino.Core(), graph, model, runtime, settings), "keras": keras_predict}
+    openvino.save_model(graph, folder / _GRAPH, compress_to_fp16=False)
+    (folder / _MODEL).write_bytes(_pack(folder))
+    predictors = {runtime: _compiled(openvino.Core(), graph, model, runtime, settings), "keras": keras_predict}
     f1, same = _compare(predictors, model, reference)
     acceptance = Acceptance(
         runtime,

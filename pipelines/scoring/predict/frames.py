@@ -105,7 +105,7 @@ def score_frame(
         for table, images in fixed_batches(batches, sent.fields, keep, sent.batch_size):
             probabilities = predict(images)[: len(table)]
             values = [
-                as_lists(probabilities),
+                as_lists(probabilities, PREDICTION_SCHEMA.field("probabilities").type),
                 label_names(probabilities, known.class_names, known.task, thresholds),
                 pa.repeat(known.version, len(table)),
             ]
@@ -237,9 +237,7 @@ def flattened(batch: pa.RecordBatch, fields: Fields, keep: Sequence[str]) -> pa.
     table, result = encoded(source, fields), source.select(list(keep))
     for name, (_, dtype) in fields.items():
         numbers = array_bytes(table, name, fields).view(dtype).astype(np.float32 if dtype.kind == "f" else np.int32)
-        offsets = np.arange(0, numbers.size + 1, numbers.shape[1], dtype=np.int32)
-        values = pa.ListArray.from_arrays(pa.array(offsets), pa.array(numbers.reshape(-1)))
-        result = result.append_column(name, values)
+        result = result.append_column(name, as_lists(numbers, pa.list_(pa.from_numpy_dtype(numbers.dtype))))
     return result
 
 

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast, get_args
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pipelines.sample import ImageGroup, Task
 from pipelines.tracking.store.served import ServedModel
 
@@ -126,3 +129,15 @@ def check_inputs_fit(model: ModelDescription, *, where: str, groups: Sequence[Im
                 f"{model.uri} takes the bands {', '.join(wanted.bands)} in {wanted.name!r}, {where} has "
                 f"{', '.join(group.bands)}"
             )
+
+
+def predicted_classes(
+    probabilities: NDArray[np.float32], task: Task, thresholds: float | Sequence[float] | NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    """Return which classes are predicted, `(rows, classes)`: those that reach their threshold, or the likeliest."""
+    found: NDArray[np.bool_]
+    if task == "multi_label":
+        found = probabilities >= np.asarray(thresholds)
+    else:
+        found = np.argmax(probabilities, axis=1)[:, np.newaxis] == np.arange(probabilities.shape[1])
+    return found

@@ -25,7 +25,7 @@ from models.metrics import (
 from pipelines.dataset.format.manifest import read_manifest
 from pipelines.sample import Task
 from pipelines.scoring.parts import Part
-from pipelines.scoring.predict.model import DEFAULT_THRESHOLD, ModelDescription
+from pipelines.scoring.predict.model import DEFAULT_THRESHOLD, ModelDescription, predicted_classes
 from pipelines.scoring.predict.predictor import LoadSettings, load_keras, predictor, task_threads
 from pipelines.scoring.predict.symmetries import Symmetries, averaged
 from pipelines.scoring.source import Source
@@ -250,11 +250,7 @@ def _pairs(
     scores: SplitScores, task: Task, class_names: Sequence[str], thresholds: float | NDArray[np.float64]
 ) -> list[LabelPair]:
     present = scores.targets > 0
-    if task == "multi_label":
-        predicted = scores.probabilities >= thresholds
-    else:
-        likeliest = np.argmax(scores.probabilities, axis=1)[:, np.newaxis]
-        predicted = likeliest == np.arange(len(class_names))
+    predicted = predicted_classes(scores.probabilities, task, thresholds)
     # A sample has few missed and few invented classes, so almost all of the products are zero.
     missed, invented = (
         csr_matrix(present & ~predicted, dtype=np.int64),

@@ -4,16 +4,17 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
 from mlflow import MlflowClient
-from mlflow.entities import LifecycleStage, RunTag
+from mlflow.entities import LifecycleStage, Metric, RunTag
 from mlflow.exceptions import MlflowException, RestException
+from mlflow.utils.credentials import get_default_host_creds
+from mlflow.utils.rest_utils import http_request, verify_rest_response
 
 from pipelines.tracking.journal.journal import Entry, Journal
-from pipelines.tracking.journal.points import absent_rows, log_points
 from pipelines.tracking.store.store import TrackedRun, quote_environment, reason_of, short_waits
 
 News = Literal["away", "back", "refused"]
@@ -42,6 +43,12 @@ _REFUSALS = {
 _REFUSED_FILES = {400, 413, 414, 422}
 """HTTP status codes that repeat for the same upload, mostly because of a proxy's limit to the size of a request."""
 _WORDS: dict[News, str] = {"away": "does not answer", "back": "answers again", "refused": "refuses a write for good"}
+_ENDPOINT = "/api/2.0/mlflow/runs/log-batch"
+
+Row = tuple[str, int, float, int]
+"""A point: name, step, value, milliseconds since 1970."""
+_NAMED = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+"""Texts for numbers that plain JSON lacks, as in the JSON of protocol buffers."""
 _log = logging.getLogger(__name__)
 
 
@@ -268,3 +275,48 @@ def _is_refusal(error: Exception, entry: Entry) -> bool:
     if not isinstance(error, MlflowException) or error.error_code not in _REFUSALS:
         return False
     return isinstance(error, RestException) or not str(error).startswith("API request to")
+
+
+def log_points(client: MlflowClient, uri: str, run_id: str, rows: Sequence[Row]) -> None:
+    """Write points.
+
+    A tracking server gets them as JSON in MLflow's REST format. MLflow's own client creates an entity, a message and a
+    dictionary per point. Training is slower: 1,000 points take 48 ms of a processor, against 5 ms here (RESULTS.md).
+
+    Args:
+        client: A client of the store.
+        uri: Address of the store.
+        run_id: The run.
+        rows: The points, at most 1,000.
+
+    Raises:
+        MlflowException: MLflow's client raised it.
+    """
+    if not uri.startswith(("http://", "https://")):
+        metrics = [Metric(name, value, milliseconds, step) for name, step, value, milliseconds in rows]
+        client.log_batch(run_id, metrics=metrics)
+        return
+    points = [
+        {
+            "key": name,
+            "value": _NAMED.get(str(value), value),
+            "timestamp": milliseconds,
+            "step": step,
+        }
+        for name, step, value, milliseconds in rows
+    ]
+    content = {"run_id": run_id, "metrics": points}
+    credentials = get_default_host_creds(uri)  # type: ignore[no-untyped-call]
+    response = http_request(credentials, _ENDPOINT, "POST", json=content)  # type: ignore[no-untyped-call]
+    verify_rest_response(response, _ENDPOINT)
+
+
+def absent_rows(client: MlflowClient, run_id: str, rows: Sequence[Row], known_by: str) -> list[Row]:
+    """Return points that begin a curve, or at whose steps a run has no value of the metric `known_by`.
+
+    Raises:
+        MlflowException: MLflow's client raised it.
+    """
+    stored = {metric.step for metric in client.get_metric_history(run_id, known_by)}
+    curves = client.get_run(run_id).data.metrics
+    return [row for row in rows if row[1] not in stored or row[0] not in curves]

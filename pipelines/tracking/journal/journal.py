@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
 
-from pipelines.storage.whole_files import copy_folder, fetch_folder, sync_to_disk, takes_whole_files_only
+from pipelines.storage.whole_files import copy_folder, sync_to_disk, takes_whole_files_only
 
 Kind = Literal["metrics", "tags", "file", "folder"]
 _LINES = "entries.jsonl"
@@ -72,8 +72,8 @@ class Journal:
         """
         self._copy = folder if takes_whole_files_only(folder) else None
         self.folder = folder if self._copy is None else Path(tempfile.mkdtemp(prefix="groundswell-journal-"))
-        if self._copy is not None:
-            fetch_folder(self._copy, self.folder)
+        if self._copy is not None and self._copy.is_dir():
+            shutil.copytree(self._copy, self.folder, dirs_exist_ok=True)
         self._lock = threading.Lock()
         self._pending: deque[Entry] = deque()
         self._places: dict[int, tuple[int, int]] = {}  # offset and bytes of each entry's line
@@ -217,14 +217,11 @@ class Journal:
                     (self.folder / _FILES).rmdir()
                     self.folder.rmdir()
             if self._copy is not None:
-                self._close_copy(self._copy)
-
-    def _close_copy(self, copy: Path) -> None:
-        copy_folder(self.folder, copy)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        if not self._pending:
-            with suppress(OSError):  # same as above
-                copy.rmdir()
+                copy_folder(self.folder, self._copy)
+                shutil.rmtree(self.folder, ignore_errors=True)
+                if not self._pending:
+                    with suppress(OSError):  # same as above
+                        self._copy.rmdir()
 
     def _append(self, kind: Kind, content: Mapping[str, Any], after_step: int, path: str) -> None:
         line = {

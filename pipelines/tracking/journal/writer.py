@@ -8,10 +8,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipelines.tracking.journal.delivery import PATIENCE_SECONDS, Delivery, OnNews, warn
+from pipelines.tracking.journal.delivery import PATIENCE_SECONDS, Delivery, OnNews, Row, warn
 from pipelines.tracking.journal.journal import Journal
 from pipelines.tracking.journal.pictures import Draw, Pictures
-from pipelines.tracking.journal.points import Row
 from pipelines.tracking.metrics import unlisted
 from pipelines.tracking.store.store import TrackedRun
 
@@ -64,7 +63,7 @@ class RunWriter:
         self._own_metrics = tuple(own_metrics)
         self._journal = Journal(folder, restart_step)
         self._delivery = Delivery(run, self._journal, on_news)
-        self._pictures = Pictures(self._take_picture)
+        self._pictures = Pictures(self.figure)
 
     def start(self) -> None:
         """Deliver from a thread from now on."""
@@ -131,9 +130,11 @@ class RunWriter:
         data = [[None if row[name] != row[name] else row[name] for name in names] for row in rows]
         self.text(json.dumps({"columns": names, "data": data}), path, after_step=after_step)
 
-    def figure(self, figure: "Figure", path: str, *, after_step: int = 0) -> None:
+    def figure(self, figure: "Figure", path: str, after_step: int = 0) -> None:
         """Write a PNG artifact."""
-        self._take_picture(figure, path, after_step)
+        image = io.BytesIO()
+        figure.savefig(image, format="png")
+        self.data(image.getvalue(), path, after_step=after_step)
 
     def picture(self, draw: Draw, path: str, *, after_step: int = 0) -> None:
         """Write a PNG artifact that a thread draws when that costs little, or in `finish_pictures`.
@@ -174,12 +175,6 @@ class RunWriter:
     def upload_waits(self) -> AbstractContextManager[None]:
         """Give uploads outside the journal more time in this process; see `Delivery.upload_waits`."""
         return self._delivery.upload_waits()
-
-    def _take_picture(self, figure: "Figure", path: str, after_step: int) -> None:
-        image = io.BytesIO()
-        figure.savefig(image, format="png")
-        self._journal.append_file(image.getvalue(), path, after_step=after_step)
-        self._delivery.wake()
 
     @property
     def pending(self) -> int:

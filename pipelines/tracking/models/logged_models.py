@@ -2,12 +2,12 @@
 
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import LoggedModelStatus
+from mlflow.entities import LoggedModel, LoggedModelStatus
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model
@@ -42,11 +42,10 @@ def log_once(
         name: Name of the model within the run.
         card: Returns the text of the model card for the model's metrics.
     """
-    model_id = _logged_before(run, step, name)
-    if model_id is None:
-        _give_up_unfinished(run)
-        model_id = _log_anew(run, content, step, name)
     client = MlflowClient(run.uri)
+    model_id = _logged_before(client, run, step, name)
+    if model_id is None:
+        model_id = _log_again(client, run, content, step, name)
     _log_card(client, model_id, card)
     version = None if registered_name is None else _register(run, model_id, registered_name)
     return str(client.get_logged_model(model_id).name), version
@@ -62,12 +61,11 @@ def resolved(uri: str, store: str) -> str:
     found = _ALIAS.fullmatch(uri)
     if found is None:
         return uri
-    client, models = MlflowClient(store), []
-    outputs = client.get_run(found["run_id"]).outputs
-    for output in outputs.model_outputs if outputs else []:
-        logged = client.get_logged_model(output.model_id)
-        if logged.status == LoggedModelStatus.READY and logged.tags.get(_KIND) == found["name"]:
-            models.append((logged.creation_timestamp, logged.model_id))
+    models = [
+        (logged.creation_timestamp, logged.model_id)
+        for logged in _models_of(MlflowClient(store), found["run_id"])
+        if logged.status == LoggedModelStatus.READY and logged.tags.get(_KIND) == found["name"]
+    ]
     return f"models:/{max(models)[1]}" if models else uri
 
 
@@ -81,8 +79,19 @@ def _ending(name: str) -> str:
     return name.removeprefix("model").replace("_", "-")
 
 
-def _log_anew(run: TrackedRun, content: Mapping[str, Any], step: int, name: str) -> str:
-    client = MlflowClient(run.uri)
+def _models_of(client: MlflowClient, run_id: str, step: int | None = None) -> Iterator[LoggedModel]:
+    """Yield the models that a run has logged, after any number of steps or after this one."""
+    outputs = client.get_run(run_id).outputs
+    for output in outputs.model_outputs if outputs else []:
+        if step in (None, output.step):
+            yield client.get_logged_model(output.model_id)
+
+
+def _log_again(client: MlflowClient, run: TrackedRun, content: Mapping[str, Any], step: int, name: str) -> str:
+    """Log a model; unfinished ones of dead attempts are set to failed, because MLflow would show them as pending."""
+    for unfinished in _models_of(client, run.run_id):
+        if unfinished.status == LoggedModelStatus.PENDING:
+            client.finalize_logged_model(unfinished.model_id, LoggedModelStatus.FAILED)
     made_by = client.get_run(run.run_id)
     tags = {tag: value for tag, value in made_by.data.tags.items() if tag in _TAGS_OF_THE_RUN}
     logged = client.create_logged_model(
@@ -118,25 +127,13 @@ def _shortened(card: str) -> str:
     return f"{text[:_LONGEST_DESCRIPTION]}…\n\n(The whole card is the artifact {FILE_NAME}.)"
 
 
-def _logged_before(run: TrackedRun, step: int, name: str) -> str | None:
+def _logged_before(client: MlflowClient, run: TrackedRun, step: int, name: str) -> str | None:
     """Return the identifier of a complete model that an earlier attempt logged under this name after the same steps."""
-    client = MlflowClient(run.uri)
-    outputs = client.get_run(run.run_id).outputs
-    for output in outputs.model_outputs if outputs else []:
-        if output.step == step:
-            logged = client.get_logged_model(output.model_id)
-            if (logged.tags.get(_KIND), logged.status) == (name, "READY"):
-                return str(output.model_id)
-    return None
-
-
-def _give_up_unfinished(run: TrackedRun) -> None:
-    """Set unfinished models of dead attempts to failed, because MLflow would show them as pending."""
-    client = MlflowClient(run.uri)
-    outputs = client.get_run(run.run_id).outputs
-    for output in outputs.model_outputs if outputs else []:
-        if client.get_logged_model(output.model_id).status == LoggedModelStatus.PENDING:
-            client.finalize_logged_model(output.model_id, LoggedModelStatus.FAILED)
+    models = _models_of(client, run.run_id, step)
+    found = (
+        str(one.model_id) for one in models if (one.tags.get(_KIND), one.status) == (name, LoggedModelStatus.READY)
+    )
+    return next(found, None)
 
 
 def _register(run: TrackedRun, model_id: str, name: str) -> ModelVersion:

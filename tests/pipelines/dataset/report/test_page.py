@@ -17,9 +17,9 @@ from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, ArchiveDes
 from pipelines.dataset.format.manifest import Manifest, Split, write_manifest
 from pipelines.dataset.prepare.shard import ShardPlan, write_shard
 from pipelines.dataset.report.figures import preview, shown_bins
-from pipelines.dataset.report.label_counts import classes_by_frequency, decode_labels, label_cooccurrence
 from pipelines.dataset.report.page import Histograms, write_report
 from pipelines.dataset.report.published_statistics import PUBLISHED
+from pipelines.dataset.report.tables import classes_by_frequency, decode_labels, label_cooccurrence
 from pipelines.sample import ImageGroup, Task
 
 MULTISPECTRAL = (

@@ -16,7 +16,7 @@ import pytest
 from jobs.shell import cli
 from pipelines.dataset.format.manifest import read_manifest, write_manifest
 from pipelines.dataset.read.reader import ReaderSettings
-from pipelines.scoring.output import kept, write
+from pipelines.scoring.output import conversion, write
 from pipelines.scoring.output.output import check_ours
 from pipelines.scoring.output.write import Scorer
 from pipelines.scoring.predict.convert import Acceptance, Reference, check_accepted, convert
@@ -70,7 +70,7 @@ def test_a_model_that_is_worse_once_converted_scores_nothing(
     refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worse = Acceptance("bf16", 0.7149, 0.7201, 12, 0, 0.99, "1")
-    monkeypatch.setattr(kept, "convert", lambda *request: (b"a worse model", worse))
+    monkeypatch.setattr(conversion, "convert", lambda *request: (b"a worse model", worse))
     line = refused("score.runtime=bf16", "score.acceptance_samples=12")
     assert "bf16 is refused: macro F1 0.7149 with bf16, 0.7201 with Keras, on 12 validation samples" in line
 
@@ -80,15 +80,15 @@ def test_a_model_that_is_accepted_on_few_samples_is_used_with_a_warning(
     samples: int, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     acceptance = Acceptance("bf16", 0.7, 0.7, samples, 0, 1.0, "1")
-    monkeypatch.setattr(kept, "convert", lambda *request: (b"a model", acceptance))
-    monkeypatch.setattr(kept, "why_unusable", lambda runtime: None)
+    monkeypatch.setattr(conversion, "convert", lambda *request: (b"a model", acceptance))
+    monkeypatch.setattr(conversion, "why_unusable", lambda runtime: None)
     model = ModelDescription("runs:/1/model", "m-1", "m-1", "multi_label", ("Sea",), ())
     output = Location.at(tmp_path)
     reference = Reference(Location.at(tmp_path), "0123", 256, samples, 0.005, (0.5,), ReaderSettings())
     for first in ("converting the model to bf16", "the model was converted before: macro F1 0.7000"):
         lines: list[str] = []
-        found = kept.converted_model(model, b"a file", "bf16", reference, output, lines.append)
-        found.keep(output)
+        found = conversion.converted_model(model, b"a file", "bf16", reference, output, lines.append)
+        found.store(output)
         assert lines[0].startswith(first)
         assert [line for line in lines if "warning" in line] == warned * [
             "warning: the bf16 model was accepted on only 999 validation samples; on fewer than 1,000, the two figures "
@@ -96,7 +96,7 @@ def test_a_model_that_is_accepted_on_few_samples_is_used_with_a_warning(
         ]
     lines.clear()
     more = replace(reference, acceptance_samples=2 * samples)
-    kept.converted_model(model, b"a file", "bf16", more, output, lines.append)
+    conversion.converted_model(model, b"a file", "bf16", more, output, lines.append)
     assert lines[1].startswith(f"score.acceptance_samples={2 * samples} has no effect: the predictions continue with")
 
 

@@ -34,7 +34,7 @@ class ConvertedModel:
         """SHA-256 of the file."""
         return hashlib.sha256(self.file).hexdigest()
 
-    def keep(self, output: Location) -> None:
+    def store(self, output: Location) -> None:
         """Write the model to a folder of predictions, its description last."""
         if _read(output, self.made_of) is None:
             output.write(CONVERTED_FILE, self.file)
@@ -75,17 +75,17 @@ def converted_model(
         "reference_fingerprint": reference.fingerprint,
         "calibration_samples": reference.calibration_samples if runtime == "int8" else 0,
     }
-    kept = _read(output, made_of)
-    if kept is not None:
-        check_accepted(kept.acceptance, reference.max_f1_drop)
-        say(f"the model was converted before: {kept.acceptance}")
-        if kept.acceptance.samples != reference.acceptance_samples:
+    stored = _read(output, made_of)
+    if stored is not None:
+        check_accepted(stored.acceptance, reference.max_f1_drop)
+        say(f"the model was converted before: {stored.acceptance}")
+        if stored.acceptance.samples != reference.acceptance_samples:
             say(
                 f"score.acceptance_samples={reference.acceptance_samples} has no effect: the predictions continue with "
-                f"that model, which was accepted on {kept.acceptance.samples:,} samples"
+                f"that model, which was accepted on {stored.acceptance.samples:,} samples"
             )
-        _warn_of_few_samples(kept.acceptance, say)
-        return kept
+        _warn_of_few_samples(stored.acceptance, say)
+        return stored
     calibrated = f"calibrated on {reference.calibration_samples} training samples and " * (runtime == "int8")
     say(
         f"converting the model to {runtime}; it is {calibrated}compared with Keras on {reference.acceptance_samples} "
