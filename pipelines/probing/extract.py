@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from pipelines.probing.features import SCHEMA, FeatureFile, Features, Identity, find_features, finish
-from pipelines.scoring.output.write import as_lists
+from pipelines.scoring.output.write import as_lists, write_row_groups
 from pipelines.scoring.parts import DatasetPart, SampleBatch
 from pipelines.scoring.predict.model import ModelDescription
 from pipelines.scoring.predict.predictor import LoadSettings, Predict, load_keras, predictor, task_threads
@@ -30,8 +30,6 @@ from pipelines.storage.lock import hold
 
 _SHARE = "set probe.output to a folder on storage that all hosts mount, or a URL"
 _ROWS_PER_GROUP = 1024
-
-_CONFIG = "config.json"
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,8 @@ class Extractor:
         try:
             with self.folder.new_file(part.file) as path:
                 with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
-                    self._write(part, predict, writer)
+                    tables = (self._table(batch, predict) for batch in part.batches(self.batch_size))
+                    write_row_groups(tables, writer, _ROWS_PER_GROUP)
                 size = path.stat().st_size
         except _UnusableSampleError as error:
             return _Extracted(None, str(error))
@@ -84,16 +83,6 @@ class Extractor:
 
         settings = LoadSettings(self.batch_size, task_threads(self.threads))
         return predictor(f"{self.model.model_id} features", load, settings)
-
-    def _write(self, part: DatasetPart, predict: Predict, writer: pq.ParquetWriter) -> None:
-        waiting: list[pa.Table] = []
-        for batch in part.batches(self.batch_size):
-            waiting.append(self._table(batch, predict))
-            if sum(map(len, waiting)) >= _ROWS_PER_GROUP:
-                writer.write_table(pa.concat_tables(waiting).combine_chunks())
-                waiting.clear()
-        if waiting:
-            writer.write_table(pa.concat_tables(waiting).combine_chunks())
 
     def _table(self, batch: SampleBatch, predict: Predict) -> pa.Table:
         if batch.rejected or batch.targets is None:
@@ -221,7 +210,7 @@ def check_head(file: bytes, classes: int, uri: str) -> None:
     """
     try:
         with zipfile.ZipFile(io.BytesIO(file)) as archive:
-            described = json.loads(archive.read(_CONFIG))
+            described = json.loads(archive.read("config.json"))
     except (zipfile.BadZipFile, KeyError, ValueError) as error:
         raise ValueError(f"{uri}: its .keras file is damaged ({error})") from None
     if classes not in _units(described):

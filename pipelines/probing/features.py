@@ -22,7 +22,6 @@ from pipelines.storage.inventory import complete_files
 
 FILE_NAME = "features.json"
 FORMAT_VERSION = 1
-_DIGEST_CHARACTERS = 16
 
 Identity = dict[str, Any]
 """The facts that determine the features: the model, the dataset and the bands."""
@@ -127,7 +126,7 @@ def identity_of(model: ModelDescription, file: bytes, manifest: Manifest) -> Ide
 def folder_of(output: Location, identity: Identity) -> Location:
     """Return the folder of some features, inside the folder of all features."""
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    return output / digest[:_DIGEST_CHARACTERS]
+    return output / digest[:16]
 
 
 def find_features(folder: Location, identity: Identity, files: Collection[str]) -> Features | None:

@@ -15,8 +15,6 @@ from pipelines.sample import TEST_SPLIT, Task
 from pipelines.scoring.report.evaluation import Measured, SplitScores, measure
 from pipelines.training.ranks.results import Evaluation
 
-_OF_PROBABILITIES = ("loss", "expected_calibration_error")
-
 
 def scores_of(features: Features, split: str, head: LinearHead | None) -> SplitScores:
     """Return the probabilities of every sample of a split, one row group of features at a time.
@@ -67,7 +65,7 @@ def measure_head(
         validation=scores_of(features, tuned_on, head) if tuned_on is not None else None,
     )
     if not has_probabilities:
-        for name in _OF_PROBABILITIES:
+        for name in ("loss", "expected_calibration_error"):
             del measured.metrics[name]
     return measured
 

@@ -50,7 +50,6 @@ from pipelines.storage.locations import redacted
 from pipelines.storage.lock import hold
 from pipelines.storage.whole_files import disk_errors
 
-_LESS_MEMORY = "a smaller score.batch_size"
 _THRESHOLD = "score.threshold"
 _INPUT, _KIND, _FINGERPRINT = "input", "input_kind", "input_fingerprint"
 
@@ -363,7 +362,7 @@ def _write(
             say=say,
             job="score",
             folder=output,
-            less_memory=_LESS_MEMORY,
+            less_memory="a smaller score.batch_size",
         )
 
 

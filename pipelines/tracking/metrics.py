@@ -37,8 +37,6 @@ _EPOCH = {
     "train/loss": "mean loss over all training samples, as it is minimised: of mixed or smoothed targets, weighted",
     "speed/images_per_second": "training samples per second of all ranks, without the first step, which compiles",
     "time/input_wait_fraction": "part of the training time in which rank 0 waits for its next batch",
-}
-_EPOCH |= {
     "time/epoch": "number of epochs done",
     "time/samples_seen": "training samples of all optimizer steps so far",
     "time/elapsed_seconds": "seconds since training began, without compiling and without lost steps that were repeated",
@@ -72,8 +70,7 @@ _SUMMARY = {
     "summary/flops_per_image": "operations of a training step for one image, 3 times those of the forward pass",
     "summary/matmul_flops_per_second": "operations per second of a matrix product, measured on rank 0",
     "summary/share_of_matmul": "part of that rate that training reaches on each rank, with full images",
-}
-_SOMETIMES_IN_SUMMARY = {
+    # These are not in every run.
     "summary/share_of_peak": "part of the nominal peak of the rank's cores or GPU that training reaches, if known",
     "summary/epochs_to_target": "epochs until the metric reached tracking.target",
     "summary/samples_to_target": "training samples until then",
@@ -89,8 +86,6 @@ _HEADLINES = {
     "epoch/val_top_1": "val/top_1",
 }
 """Second names of the most important metrics. MLflow's page sorts charts by name, and these come first."""
-_OF_RESOLUTION = {IMAGE_HEIGHT: "height in pixels of the images that the network was trained on"}
-_OF_HALF_FLOATS = {"train/skipped_steps": "steps so far that no rank took, as gradients overflowed on one of them"}
 _SCORES = {
     "f1_micro": "F1 of all decisions together (multi-label)",
     "f1_macro": "mean F1 of all classes, 0 for an absent one",
@@ -115,8 +110,10 @@ def described() -> dict[str, str]:
         **{name: f"each step of find-rate: {line}" for name, line in _RANGE_TEST.items()},
         **{name: f"each epoch: {line}" for name, line in _EPOCH.items()},
         **{name: f"each epoch: {source} at its end, for the first charts" for name, source in _HEADLINES.items()},
-        **{name: f"each epoch, with input.resolution_schedule: {line}" for name, line in _OF_RESOLUTION.items()},
-        **{name: f"each epoch, with training.precision=float16: {line}" for name, line in _OF_HALF_FLOATS.items()},
+        IMAGE_HEIGHT: "each epoch, with input.resolution_schedule: height in pixels of the images that the network was "
+        "trained on",
+        "train/skipped_steps": "each epoch, with training.precision=float16: steps so far that no rank took, as "
+        "gradients overflowed on one of them",
         **{
             name: f"each epoch, with training.mode={mode}: {line}"
             for mode, declaration in MODES.items()
@@ -127,7 +124,7 @@ def described() -> dict[str, str]:
             f"{AVERAGED_GROUP}/{name}": f"each epoch, with training.ema: of the averaged weights, {line}"
             for name, line in _VALIDATION.items()
         },
-        **{name: f"end: {line}" for name, line in {**_SUMMARY, **_SOMETIMES_IN_SUMMARY}.items()},
+        **{name: f"end: {line}" for name, line in _SUMMARY.items()},
         **{f"test/{name}": f"evaluate: {line}" for name, line in _EVALUATION.items()},
         **{f"test_ema/{name}": f"evaluate, of model_ema: {line}" for name, line in _EVALUATION.items()},
     }

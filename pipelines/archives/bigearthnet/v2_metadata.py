@@ -21,7 +21,6 @@ _PATCH_ID = r"\AS2[AB]_MSIL2A_[0-9]{8}T[0-9]{6}_N[0-9]{4}_R[0-9]{3}_T[0-9]{2}[A-
 # Mission, mode, product, polarisations, sensing time, MGRS tile, column and row; these two are not padded.
 _S1_NAME = r"\AS1[AB]_IW_GRDH_1SDV_[0-9]{8}T[0-9]{6}_[0-9]{2}[A-Z]{3}_[0-9]{1,2}_[0-9]{1,2}\z"
 _COLUMNS = {"patch_id": pa.string(), "labels": pa.list_(pa.string()), "split": pa.string()}
-_S1_COLUMN = {"s1_name": pa.string()}
 FLAG_COLUMNS = ("contains_seasonal_snow", "contains_cloud_or_shadow")
 _OPTIONAL_COLUMNS = {"country": pa.string(), **dict.fromkeys(FLAG_COLUMNS, pa.bool_())}
 
@@ -41,7 +40,7 @@ def read_metadata(files: Sequence[str | PathLike[str]], *, sentinel1: bool = Fal
     Raises:
         ValueError: A file is no Parquet file, lacks a column or has no rows.
     """
-    columns = pa.schema(_COLUMNS | (_S1_COLUMN if sentinel1 else {}))
+    columns = pa.schema(_COLUMNS | ({"s1_name": pa.string()} if sentinel1 else {}))
     table = pa.concat_tables([_read_columns(path, columns) for path in files])
     table = table.rename_columns(["id", *table.column_names[1:]])
     patches = CheckedRows(table.take(pc.sort_indices(table["id"])).combine_chunks())  # the sort is stable

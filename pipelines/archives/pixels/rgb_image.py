@@ -17,7 +17,6 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 from pipelines.archives.archive import BadRecordError
 from pipelines.archives.files import DECODING, MISSING_FILE, whole_remote
 
-_FORMATS = ("JPEG", "PNG")
 _SIZES_READ = 33  # number of images whose size is read; odd, so that two sizes cannot be equally frequent
 _ORIENTATION = 0x0112  # EXIF tag
 _UPRIGHT = {
@@ -105,7 +104,7 @@ def _opened(path: str | PathLike[str], data: bytes | None) -> Iterator[Image.Ima
         with DECODING, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # remarks about unusual metadata
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
                 if image.format == "PNG":
                     _check_png(path, data, image)
                 yield image

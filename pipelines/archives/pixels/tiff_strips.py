@@ -19,14 +19,12 @@ _SHORT, _LONG, _DOUBLE = 3, 4, 12
 _VALUE_BYTES = {2: 1, _SHORT: 2, _LONG: 4, _DOUBLE: 8}  # 2 is ASCII
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _STRIP_OFFSETS, _SAMPLES = 256, 257, 258, 259, 262, 273, 277
 _ROWS_PER_STRIP, _STRIP_BYTES, _PLANES, _SAMPLE_FORMAT = 278, 279, 284, 339
-_SAMPLE_FORMATS = {"u": 1, "i": 2, "f": 3}
 # Description, software, date, pixel scale, corner, affine matrix, coordinate system (3), GDAL's metadata and nodata.
 _BESIDE_THE_PIXELS = {270, 305, 306, 33550, 33922, 34264, 34735, 34736, 34737, 42112, 42113}
 # Tag 33922, the corner: one pair of pixel and map coordinates, so 6 doubles.
 _CORNER = struct.pack("<HHI", 33922, _DOUBLE, 6)
 _CORNER_BYTES = 48
 _MAP_COORDINATES = 24  # byte within the corner, after the pixel's three doubles
-_TWO_DOUBLES = struct.Struct("<dd")
 _DIRECTORY = 10  # after byte order, version, the directory's offset and the number of its entries
 _ENTRY_BYTES = 12
 
@@ -46,7 +44,7 @@ class TiffHeader:
         """Return the location of the image whose file contains `data`."""
         if self.first is None or self.corner is None:
             return self.first
-        x, y = _TWO_DOUBLES.unpack_from(data, self.corner)
+        x, y = struct.unpack_from("<dd", data, self.corner)
         return Georeference(self.first.epsg, x, y)
 
 
@@ -146,7 +144,7 @@ def _needed_values(start: int, pixels: NDArray[np.generic], rows_per_strip: int)
         _ROWS_PER_STRIP: (rows_per_strip,),
         _STRIP_BYTES: tuple(strip_bytes),
         _PLANES: (1,),  # chunky
-        _SAMPLE_FORMAT: (_SAMPLE_FORMATS.get(pixels.dtype.kind, 0),),
+        _SAMPLE_FORMAT: ({"u": 1, "i": 2, "f": 3}.get(pixels.dtype.kind, 0),),
     }
 
 

@@ -18,7 +18,6 @@ from pipelines.dataset.format.statistics import HISTOGRAM_BINS
 from pipelines.sample import ImageGroup
 
 _CSS_PIXELS_PER_INCH = 96
-_DOTS_PER_INCH = 2 * _CSS_PIXELS_PER_INCH  # sharp on displays with two dots per CSS pixel
 _PREVIEW_PIXELS = 128
 _RGB_BANDS = ("B04", "B03", "B02")
 _BIN_WIDTHS = {"uint8": 1, "uint16": 64}  # widths of the bins of `BandSums.histogram`
@@ -156,7 +155,7 @@ def plot(draw: Callable[[Axes, Colors], None], width: int, height: int, margins:
         file = io.BytesIO()
         # Faster than `savefig`, with little compression: a small plot is mostly transparent.
         figure.patch.set_alpha(0.0)
-        figure.set_dpi(_DOTS_PER_INCH)
+        figure.set_dpi(2 * _CSS_PIXELS_PER_INCH)  # sharp on displays with two dots per CSS pixel
         canvas: Any = FigureCanvasAgg(figure)
         canvas.draw()
         Image.fromarray(np.asarray(canvas.buffer_rgba())).save(file, "PNG", compress_level=1)

@@ -29,7 +29,6 @@ from pipelines.scoring.output.output import FILE_NAME
 from pipelines.storage.folder import Location
 
 SUFFIXES = (".geojson", ".tif")
-_WGS84 = 4326
 _METRES = {
     **dict.fromkeys(("B02", "B03", "B04", "B08"), 10),
     **dict.fromkeys(("B05", "B06", "B07", "B8A", "B11", "B12"), 20),
@@ -274,7 +273,7 @@ def _rings(corners: NDArray[np.float64], systems: NDArray[np.int32], metres: flo
     for code in np.unique(systems).tolist():
         rows = np.flatnonzero(systems == code)
         points = (corners[rows, np.newaxis] + offsets).reshape(-1, 2)
-        placed = transform(f"EPSG:{code}", f"EPSG:{_WGS84}", points[:, 0], points[:, 1])
+        placed = transform(f"EPSG:{code}", "EPSG:4326", points[:, 0], points[:, 1])
         rings[rows] = np.round(np.stack(placed, axis=1), 7).reshape(len(rows), *offsets.shape)
     return rings
 

@@ -4,7 +4,7 @@ import json
 import socket
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -120,23 +120,18 @@ class Scorer:
     def _write_batches(
         self, part: Part, predict: Predict, writer: pq.ParquetWriter
     ) -> tuple[int, list[dict[str, str]]]:
-        waiting: list[pa.Table] = []
+        """Write the predictions of a part; return their number, and the rejected samples."""
         rejected: list[dict[str, str]] = []
-        rows = 0
-        for batch in part.batches(self.batch_size):
-            rejected += batch.rejected
-            if not len(batch.known):
-                continue
-            table, not_finite = self._predictions(batch, predict(batch.images), part.file)
-            rejected += not_finite
-            waiting.append(table)
-            rows += len(table)
-            if sum(map(len, waiting)) >= _ROWS_PER_GROUP:
-                writer.write_table(pa.concat_tables(waiting).combine_chunks())
-                waiting.clear()
-        if waiting:
-            writer.write_table(pa.concat_tables(waiting).combine_chunks())
-        return rows, rejected
+
+        def predictions() -> Iterator[pa.Table]:
+            for batch in part.batches(self.batch_size):
+                rejected.extend(batch.rejected)
+                if len(batch.known):
+                    table, not_finite = self._predictions(batch, predict(batch.images), part.file)
+                    rejected.extend(not_finite)
+                    yield table
+
+        return write_row_groups(predictions(), writer, _ROWS_PER_GROUP), rejected
 
     def _predictions(
         self, batch: SampleBatch, probabilities: NDArray[np.float32], file: str
@@ -156,6 +151,21 @@ class Scorer:
             "model_version": pa.repeat(self.model.version, len(known)),
         }
         return pa.table(list(columns.values()), schema=PREDICTION_SCHEMA), rejected
+
+
+def write_row_groups(tables: Iterable[pa.Table], writer: pq.ParquetWriter, rows_per_group: int) -> int:
+    """Write tables as row groups of at least `rows_per_group` rows, except the last one; return the number of rows."""
+    waiting: list[pa.Table] = []
+    rows = 0
+    for table in tables:
+        waiting.append(table)
+        rows += len(table)
+        if sum(map(len, waiting)) >= rows_per_group:
+            writer.write_table(pa.concat_tables(waiting).combine_chunks())
+            waiting.clear()
+    if waiting:
+        writer.write_table(pa.concat_tables(waiting).combine_chunks())
+    return rows
 
 
 def as_lists(values: NDArray[Any], kind: pa.DataType) -> pa.Array:

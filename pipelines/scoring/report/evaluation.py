@@ -35,7 +35,6 @@ from pipelines.storage.folder import Location
 
 SLICES = ("country", "season", "tile")
 """Plain columns of a dataset; scores are also measured for each of their values."""
-_SPLIT = "split"
 _LEAST = 1e-7
 _PAIRS = 100
 
@@ -227,7 +226,7 @@ def read_columns(dataset: Location, splits: Sequence[str]) -> pa.Table:
             with dataset.open(shard.file) as file, pq.ParquetFile(file) as parquet:
                 table = parquet.read(columns=list(SLICES))
             if len(splits) > 1:
-                table = table.append_column(_SPLIT, pa.repeat(split, shard.rows))
+                table = table.append_column("split", pa.repeat(split, shard.rows))
             tables.append(table)
     return pa.concat_tables(tables) if tables else pa.table({})
 

@@ -12,9 +12,6 @@ from contextlib import contextmanager, suppress
 
 from pipelines.tracking.store.store import TrackedRun
 
-_ENDED = b"ended\n"
-_MODULE = "pipelines.tracking.journal.guard_main"
-
 
 @contextmanager
 def guarded(run: TrackedRun) -> Iterator[None]:
@@ -24,7 +21,7 @@ def guarded(run: TrackedRun) -> Iterator[None]:
         return
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", _MODULE],
+        [sys.executable, "-P", "-m", "pipelines.tracking.journal.guard_main"],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -40,6 +37,6 @@ def guarded(run: TrackedRun) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            process.stdin.write(_ENDED)
+            process.stdin.write(b"ended\n")
             process.stdin.close()
         process.wait()

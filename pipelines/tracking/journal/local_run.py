@@ -88,7 +88,6 @@ class LocalRun:
 
 
 _LOCAL_RUN = TypeAdapter(LocalRun)
-_LONGEST_PROBLEM = 300
 
 
 def read_local_run(folder: Path) -> LocalRun | None:
@@ -102,7 +101,7 @@ def read_local_run(folder: Path) -> LocalRun | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        problem = " ".join(str(error).split())[:_LONGEST_PROBLEM]
+        problem = " ".join(str(error).split())[:300]
         raise ValueError(f"{folder / FILE_NAME} is damaged, or of another program ({problem})") from None
 
 

@@ -45,7 +45,7 @@ def log_once(
     client = MlflowClient(run.uri)
     model_id = _logged_before(client, run, step, name)
     if model_id is None:
-        model_id = _log_again(client, run, content, step, name)
+        model_id = _log_model(client, run, content, step, name)
     _log_card(client, model_id, card)
     version = None if registered_name is None else _register(run, model_id, registered_name)
     return str(client.get_logged_model(model_id).name), version
@@ -87,7 +87,7 @@ def _models_of(client: MlflowClient, run_id: str, step: int | None = None) -> It
             yield client.get_logged_model(output.model_id)
 
 
-def _log_again(client: MlflowClient, run: TrackedRun, content: Mapping[str, Any], step: int, name: str) -> str:
+def _log_model(client: MlflowClient, run: TrackedRun, content: Mapping[str, Any], step: int, name: str) -> str:
     """Log a model; unfinished ones of dead attempts are set to failed, because MLflow would show them as pending."""
     for unfinished in _models_of(client, run.run_id):
         if unfinished.status == LoggedModelStatus.PENDING:

@@ -7,9 +7,7 @@ import os
 
 URI = "databricks"
 UNITY_CATALOG = "databricks-uc"
-_RUNTIME = "DATABRICKS_RUNTIME_VERSION"
 _HOST, _TOKEN = "DATABRICKS_HOST", "DATABRICKS_TOKEN"
-_PREFIX = "DATABRICKS_"
 
 
 def is_databricks(uri: str) -> bool:
@@ -32,7 +30,7 @@ def refuse_registry(uri: str) -> None:
 
 def is_in_runtime() -> bool:
     """Return whether this process runs on a Databricks cluster, where MLflow's default store is the workspace."""
-    return _RUNTIME in os.environ
+    return "DATABRICKS_RUNTIME_VERSION" in os.environ
 
 
 def worker_credentials(uri: str) -> dict[str, str]:
@@ -42,7 +40,7 @@ def worker_credentials(uri: str) -> dict[str, str]:
     """
     if not is_databricks(uri):
         return {}
-    found = {name: value for name, value in os.environ.items() if name.startswith(_PREFIX)}
+    found = {name: value for name, value in os.environ.items() if name.startswith("DATABRICKS_")}
     if _HOST in found or not is_in_runtime():
         return found
     from mlflow.utils.databricks_utils import get_databricks_host_creds

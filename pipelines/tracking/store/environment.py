@@ -8,8 +8,6 @@ from typing import Any
 
 from pipelines.machine.proc import processor
 
-_MIB = 1 << 20
-
 
 def packages() -> str:
     """Return every installed distribution with its version, one per line, as `pip freeze` does."""
@@ -23,7 +21,7 @@ def host_facts() -> dict[str, Any]:
         "host": socket.gethostname(),
         "processor": processor().get("model name") or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MIB,
+        "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
         "platform": platform.platform(),
         "python": platform.python_version(),
     }

@@ -9,7 +9,6 @@ from pipelines.tracking.store import databricks
 from pipelines.tracking.store.private import active_experiment_id, chosen_experiment_id
 from pipelines.tracking.store.store import readable_errors, short_waits, sqlite_file, tracking_uri
 
-_FALLBACK = "groundswell"
 _NONE_CHOSEN = (None, "0")
 """MLflow's values if no experiment was chosen; `0` is its own experiment with the name Default."""
 
@@ -28,7 +27,7 @@ def chosen_experiment(configured: str | None, *, offline: bool = False) -> str:
     """
     if configured is not None:
         return configured
-    return (None if offline else active_experiment()) or _FALLBACK
+    return (None if offline else active_experiment()) or "groundswell"
 
 
 def active_experiment() -> str | None:

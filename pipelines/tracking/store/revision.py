@@ -5,8 +5,6 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-_DISTRIBUTION = "groundswell"
-
 
 def tags() -> dict[str, str]:
     """Return the tags with the code version of a run."""
@@ -17,7 +15,7 @@ def tags() -> dict[str, str]:
 def package_version() -> str:
     """Return the version of the installed package; `unknown` if it runs from a folder without installation."""
     try:
-        return version(_DISTRIBUTION)
+        return version("groundswell")
     except PackageNotFoundError:
         return "unknown"
 

@@ -18,7 +18,6 @@ from pipelines.tracking.models.models import known_uri, using_store
 from pipelines.tracking.models.registry import REGISTERED, name_in
 from pipelines.tracking.store.store import readable_errors, short_waits, tracking_uri
 
-_LATEST = "latest"
 _TAG = "groundswell.thresholds"
 HAS_TAGS_OF_MODELS = hasattr(MlflowClient, "set_logged_model_tags")
 """Whether models have tags; false for MLflow 2, which stores them with the run."""
@@ -140,7 +139,7 @@ def _fixed(uri: str) -> tuple[str, str | None]:
     name, version, client = named["name"], named["version"], MlflowClient(tracking_uri())
     if named["alias"] is not None:
         version = client.get_model_version_by_alias(name, named["alias"]).version
-    elif version == _LATEST:
+    elif version == "latest":
         versions = [int(found.version) for found in client.search_model_versions(f"name = '{name}'")]
         if not versions:
             raise MlflowException(f"there is no registered model {name}")
