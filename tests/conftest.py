@@ -43,8 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Start the interpreter that ranks are forked from, one for all processes of tests; it imports when it is asked."""
     global _fork_server
     if not hasattr(config, "workerinput"):  # processes of xdist are told by the environment
-        environment = {**os.environ, **rank_environment(1), "CUDA_VISIBLE_DEVICES": "-1"}
-        _fork_server = ForkServer(_FORKED, environment)
+        _fork_server = ForkServer(_FORKED, {**os.environ, **rank_environment(1), "CUDA_VISIBLE_DEVICES": "-1"})
         os.environ[FORK_SERVER_VARIABLE] = _fork_server.address
 
 
@@ -139,8 +138,7 @@ def s3(s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
     """An S3 server on loopback, in a process of its own; the URL of a bucket."""
     import fsspec
 
-    port = s3_environment["AWS_ENDPOINT_URL"].rpartition(":")[2]
-    log = tmp_path_factory.mktemp("s3") / "log"
+    port, log = s3_environment["AWS_ENDPOINT_URL"].rpartition(":")[2], tmp_path_factory.mktemp("s3") / "log"
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port]
     with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as server:
         try:

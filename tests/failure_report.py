@@ -26,15 +26,12 @@ import psutil
 import pytest
 
 Section = tuple[str, str]
-_BEGAN = pytest.StashKey[float]()
-_FOLDER = pytest.StashKey[Path]()
+_BEGAN, _FOLDER = pytest.StashKey[float](), pytest.StashKey[Path]()
 _STACKS = pytest.StashKey[list[Section]]()
 _LOG = re.compile(r"rank-.+\.log|daemons\.log|stderr|stdout")  # Spark's executors have the last two
 _FILES, _LINES, _BYTES = 10, 60, 1 << 16
 _FORK_SERVER = "pipelines.launch.rank.fork_server"
-_COMMANDS_SECONDS = 20.0
-_ANSWER_SECONDS = 2.0
-_TITLE = 200
+_COMMANDS_SECONDS, _ANSWER_SECONDS, _TITLE = 20.0, 2.0, 200
 # Programs whose stacks can be seen: the command for it, and the signal that asks the program itself. Tests stop ranks
 # by SIGSTOP, and py-spy cannot pause what is stopped already.
 _PROGRAMS: dict[str, tuple[list[str], int]] = {
@@ -191,8 +188,7 @@ def _answer(process: psutil.Process, number: int) -> str:
     A rank writes them to a file whose descriptor is an argument of `pipelines/launch/rank/rank_main.py`, and a JVM to
     its standard output. The arguments of a fork cannot be seen: so all files are looked at.
     """
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    caught = re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)
+    caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text(), re.MULTILINE)
     if caught is None or not int(caught[1], 16) >> (number - 1) & 1:  # the signal would end it
         return "(it does not handle the signal that asks for stacks)"
     sizes = before = _sizes(process.pid)

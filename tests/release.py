@@ -13,8 +13,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-PROJECT = Path(__file__).parents[1]
-RECORD = Path(__file__).with_suffix(".json")
+PROJECT, RECORD = Path(__file__).parents[1], Path(__file__).with_suffix(".json")
 
 
 class Lane(NamedTuple):

@@ -96,8 +96,10 @@ def test_a_mutation_is_found_by_the_test_of_its_line(
         monkeypatch.setenv(name, value)
     place, guards = place_of(project, "one + other", "one - other"), Guards(project / "measured")
     trial = Trial(place, guards, project, tmp_path / "backup", tmp_path / "log")
-    assert trial.first_failure(guards.tests_of(place, project)) == "test_product.py::test_add"
-    assert (project / "product.py").read_text() == PRODUCT
+    assert (trial.first_failure(guards.tests_of(place, project)), (project / "product.py").read_text()) == (
+        "test_product.py::test_add",
+        PRODUCT,
+    )
     unknown = "test_product.py::test_gone"
     assert run_pytest(project, [unknown], patient(60), tmp_path / "log") == Ended(4, [], [unknown], False)
 
@@ -125,8 +127,7 @@ def test_a_failure_counts_when_it_comes_with_the_mutation_only(
     guards, left = SimpleNamespace(seconds=dict.fromkeys(tests, 1.0)), iter(runs)
     monkeypatch.setattr("tests.mutations.run.run_pytest", lambda *_: next(left))
     trial = Trial(Place(path, 1, frozenset(), False, True, ""), guards, tmp_path, tmp_path / "backup", tmp_path / "log")
-    assert (trial.first_failure(tests), trial.unstable) == (found, unstable)
-    assert list(left) == []
+    assert (trial.first_failure(tests), trial.unstable, list(left)) == (found, unstable, [])
 
 
 def test_tests_of_a_measurement_take_what_their_shared_fixtures_take(project: Path) -> None:
@@ -153,8 +154,7 @@ def test_every_mutation_is_applied_and_taken_back(tmp_path: Path) -> None:
         with suppress(KeyboardInterrupt), applied(path, text, backup):
             assert path.read_text() == text
             raise KeyboardInterrupt
-        assert path.read_text() == begin + each["old"] + end
-        assert not backup.exists()
+        assert (path.read_text(), backup.exists()) == (begin + each["old"] + end, False)
 
 
 def test_the_file_of_a_run_that_was_killed_is_restored(tmp_path: Path) -> None:
@@ -170,16 +170,17 @@ def test_the_file_of_a_run_that_was_killed_is_restored(tmp_path: Path) -> None:
 
 def test_lines_are_found_where_they_have_moved() -> None:
     before = ["a", "b", "    c", "d", "", "e"]
-    after = ["new", "a", "e", "c", "d", ""]
-    assert line_numbers(before, after) == {1: 2, 3: 4, 4: 5, 5: 6, 6: 3}
+    assert line_numbers(before, ["new", "a", "e", "c", "d", ""]) == {1: 2, 3: 4, 4: 5, 5: 6, 6: 3}
 
 
 def test_what_is_covered_no_longer_is_listed_if_it_still_exists() -> None:
     before = {"lines": [1, 2, 3, 4], "branches": [[2, 3], [2, 4], [3, -1]]}
     numbers = {1: 11, 2: 12, 4: 14}  # the third line is gone
     after = {"missing_lines": [14, 15], "missing_branches": [[12, 14], [12, 15]]}
-    assert lost_of_file(before, after, numbers) == [(12, 14), (14, None)]
-    assert lost_of_file(before, None, numbers) == [(11, None), (12, None), (12, 14), (14, None)]
+    assert (lost_of_file(before, after, numbers), lost_of_file(before, None, numbers)) == (
+        [(12, 14), (14, None)],
+        [(11, None), (12, None), (12, 14), (14, None)],
+    )
 
 
 def test_fast_tests_share_a_process() -> None:

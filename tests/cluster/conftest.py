@@ -45,8 +45,7 @@ class Cluster:
     def __init__(self, folder: Path, project: Path, stack: ExitStack) -> None:
         self.folder, self.project, self._stack = folder, project, stack
         self.token = f"gs{os.getpid() % 10000}"
-        self.bridge = f"{self.token}br"
-        self.log = folder / "processes.log"
+        self.bridge, self.log = f"{self.token}br", folder / "processes.log"
         self._pythons: dict[int, subprocess.Popen[bytes]] = {}
 
     def namespace(self, host: int) -> str:

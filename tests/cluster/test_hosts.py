@@ -56,12 +56,13 @@ def run_ring(host: str) -> list[Any]:
 def test_a_ring_over_uneven_hosts(cluster: Any) -> None:
     ranks = cluster.call(run_ring, cluster.address(1))
     hosts = [host for host, *_ in ranks]
-    assert sorted(hosts.count(cluster.address(host)) for host in (1, 2)) == [1, 2]
-    assert [total for _, total, _ in ranks] == [[3.0, 6.0]] * RANKS
+    assert (sorted(hosts.count(cluster.address(host)) for host in (1, 2)), [total for _, total, _ in ranks]) == (
+        [1, 2],
+        [[3.0, 6.0]] * RANKS,
+    )
     # `test_placement` compares this with Horovod's own plan; it numbers the ranks of a host one after the other.
     expected = [(p.rank, p.local_rank, p.local_size, p.cross_rank, p.cross_size) for p in place(hosts)]
-    assert [numbers for *_, numbers in ranks] == expected
-    assert [rank for rank, *_ in expected] == list(range(RANKS))
+    assert ([numbers for *_, numbers in ranks], [rank for rank, *_ in expected]) == (expected, list(range(RANKS)))
 
 
 def error_of(host: str) -> str:
@@ -105,8 +106,7 @@ def flood(address: str, ports: Sequence[int], requests: int) -> dict[str, int]:
             with socket.create_connection((address, port), 5) as stranger:
                 match number % 3:
                     case 0:
-                        nonce = stranger.recv(32)
-                        own = secrets.token_bytes(32)
+                        nonce, own = stranger.recv(32), secrets.token_bytes(32)
                         stranger.sendall(own + hmac.digest(secrets.token_bytes(32), b"client" + nonce + own, "sha256"))
                     case 1:
                         stranger.sendall(b"PUT /global/0 HTTP/1.1\r\nContent-Length: 1\r\n\r\nx")
@@ -125,10 +125,8 @@ def flood(address: str, ports: Sequence[int], requests: int) -> dict[str, int]:
 
 def run_and_tell_ports(host: str, folder: str) -> tuple[int, list[str]]:
     """A run that lasts until strangers are done; how many were refused, and who was not."""
-    channels: list[DriverChannel] = []
-    servers: list[RendezvousServer] = []
-    lines: list[str] = []
-    reports: list[int] = []
+    channels, servers = [], []
+    lines, reports = [], []
 
     def channel(host: str, bind: str) -> DriverChannel:
         channels.append(DriverChannel(host, bind))

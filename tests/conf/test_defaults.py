@@ -15,7 +15,6 @@ from pipelines.dataset.prepare.writer import prepare_dataset
 from pipelines.dataset.read.reader import ReaderSettings
 from pipelines.launch.runner import BarrierRunner
 
-ENDINGS = ("_seconds", "_gib")
 # Arguments with another meaning: without `exchange_timeout` ranks wait for `start_timeout`, as those that never call
 # `join` do; `cache_folder` is the folder itself, where the key may be null.
 OTHER = {"exchange_timeout", "cache_folder"}
@@ -49,7 +48,7 @@ OTHER = {"exchange_timeout", "cache_folder"}
 def test_arguments_have_the_defaults_of_their_keys(
     function: Callable[..., Any], section: type[Section], expected: set[str]
 ) -> None:
-    keys = {_without_ending(key): key for key in section.model_fields}
+    keys = {key.removesuffix("_seconds").removesuffix("_gib"): key for key in section.model_fields}
     found = {
         name: parameter.default
         for name, parameter in inspect.signature(function).parameters.items()
@@ -72,9 +71,3 @@ def test_benchmark_reader_measures_with_the_readers_defaults() -> None:
     defaults: Mapping[str, Any] = {action.dest: action.default for action in parser._actions}
     for key in ("threads", "verify", "cache_limit_gib"):
         assert defaults[key] == ReaderConfig.default(key)
-
-
-def _without_ending(key: str) -> str:
-    for ending in ENDINGS:
-        key = key.removesuffix(ending)
-    return key

@@ -53,8 +53,7 @@ def test_blocks_with_common_settings_lists_and_products(tmp_path: Path) -> None:
     assert [len(cell.values) for cell in found] == [3, 3, 3, 3, 1]
     config = load("smoke", found[1].settings)
     assert (config.training.epochs, config.training.seed, config.optimizer.name) == (3, 1, "sgd")
-    assert config.optimizer.learning_rate == 0.1
-    assert load("smoke", found[4].settings).exchange.codec.name == "powersgd"
+    assert (config.optimizer.learning_rate, load("smoke", found[4].settings).exchange.codec.name) == (0.1, "powersgd")
 
 
 def test_values_of_every_kind_reach_the_configuration(tmp_path: Path) -> None:

@@ -66,8 +66,10 @@ def assert_falls(schedule: Schedule, steps: int, total: int, peak: float) -> Non
 
 def test_goyal() -> None:
     config = load("goyal_resnet50")
-    assert config.global_batch_size == 8192
-    assert config.optimizer.roles() == {"excluded": ["gain", "shift"], "unadapted": ["kernel", "bias", "gain", "shift"]}
+    assert (config.global_batch_size, config.optimizer.roles()) == (
+        8192,
+        {"excluded": ["gain", "shift"], "unadapted": ["kernel", "bias", "gain", "shift"]},
+    )
     schedule, steps, total = of("goyal_resnet50", IMAGENET)
     warmup = 5 * steps
     # From 0.1 to 3.2 by a constant amount.
@@ -78,8 +80,7 @@ def test_goyal() -> None:
 
 
 def test_sedona() -> None:
-    config = load("sedona_resnet50")
-    published = {"name": "lars", "nesterov": True, "trust_coefficient": 0.03}
+    config, published = load("sedona_resnet50"), {"name": "lars", "nesterov": True, "trust_coefficient": 0.03}
     assert config.optimizer.model_dump().items() >= published.items()
     schedule, steps, total = of("sedona_resnet50", BIGEARTHNET_V1)
     assert (schedule(0), schedule(5 * steps - 1)) == pytest.approx((0.2 / (5 * steps), 0.2))
@@ -89,8 +90,11 @@ def test_sedona() -> None:
 
 def test_reben() -> None:
     config = load("reben_resnet50")
-    assert (config.optimizer.name, config.global_batch_size) == ("adamw", 512)
-    assert config.input.bands == ["B02", "B03", "B04", "B08", "B05", "B06", "B07", "B8A", "B11", "B12"]
+    assert (config.optimizer.name, config.global_batch_size, config.input.bands) == (
+        "adamw",
+        512,
+        ["B02", "B03", "B04", "B08", "B05", "B06", "B07", "B8A", "B11", "B12"],
+    )
     network = {"name": "resnet", "depth": 50, "dropout": 0.15, "stochastic_depth": 0.15}
     assert config.model.model_dump().items() >= network.items()
     schedule, steps, total = of("reben_resnet50", REBEN)

@@ -15,8 +15,7 @@ from dockerfile_parse import DockerfileParser
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
-DOCKERFILES = sorted(DOCKER.glob("*.Dockerfile"))
-SCRIPTS = sorted(DOCKER.rglob("*.sh"))
+DOCKERFILES, SCRIPTS = sorted(DOCKER.glob("*.Dockerfile")), sorted(DOCKER.rglob("*.sh"))
 COMPOSE = DOCKER / "compose.yaml"
 
 Instruction = tuple[str, str]
@@ -191,8 +190,7 @@ def test_mlflow_gets_the_password_by_environment_only(tmp_path: Path) -> None:
     assert start("printenv", "PGPASSWORD").stdout == "p@ss:w/rd%\n"
     secret.unlink()
     refused = start("true")
-    assert refused.returncode == 1
-    assert f"{secret} is missing" in refused.stderr
+    assert (refused.returncode, f"{secret} is missing" in refused.stderr) == (1, True), refused.stderr
 
 
 def test_compose_services_are_pinned_have_a_limit_of_memory_and_publish_on_this_machine_only(
@@ -228,8 +226,7 @@ def test_compose_waits_only_for_services_with_a_health_check(compose: dict[str, 
 
 
 def test_event_logs_are_written_where_the_history_server_reads(compose: dict[str, Any]) -> None:
-    services = compose["services"]
-    folder = "file:/data/artifacts/spark-events"
+    services, folder = compose["services"], "file:/data/artifacts/spark-events"
     assert f"spark.history.fs.logDirectory={folder} " in services["history"]["environment"]["SPARK_HISTORY_OPTS"]
     assert f"--conf=spark.eventLog.dir={folder}" in services["submit"]["entrypoint"]
     assert folder.removeprefix("file:") in services["history"]["command"][-1], "it is made before a job needs it"
@@ -255,8 +252,7 @@ def test_horovod_recipes_of_cpu_and_gpu_agree() -> None:
 
 @pytest.mark.parametrize("lock", ["horovod/requirements-gpu.lock", "mlflow/requirements.lock"])
 def test_locks_agree_on_shared_packages(lock: str) -> None:
-    cpu = locked_versions(ROOT / "requirements.lock")
-    other = locked_versions(DOCKER / lock)
+    cpu, other = locked_versions(ROOT / "requirements.lock"), locked_versions(DOCKER / lock)
     shared = cpu.keys() & other.keys()
     assert len(shared) > 50
     assert {name: other[name] for name in shared} == {name: cpu[name] for name in shared}
@@ -265,8 +261,7 @@ def test_locks_agree_on_shared_packages(lock: str) -> None:
 def test_gpu_lock_has_one_tensorflow_and_no_development_tools() -> None:
     cpu = locked_versions(ROOT / "requirements.lock")
     gpu = locked_versions(DOCKER / "horovod" / "requirements-gpu.lock")
-    assert gpu["tensorflow"] == cpu["tensorflow-cpu"]
-    assert "nvidia-nccl-cu12" in gpu
+    assert (gpu["tensorflow"], "nvidia-nccl-cu12" in gpu) == (cpu["tensorflow-cpu"], True), gpu
     assert not {"tensorflow-cpu", "pytest", "mypy"} & gpu.keys()
 
 

@@ -141,8 +141,11 @@ def test_every_executor_has_one_rank_and_the_command_is_one_of_ours(application:
     spec = application["spec"]
     config = read_config(parser_of("train").parse(spec["arguments"]))
     conf, executor = spec["sparkConf"], spec["executor"]
-    assert (executor["instances"], executor["cores"]) == (config.launch.num_workers, int(conf["spark.task.cpus"]))
-    assert int(conf["spark.task.resource.gpu.amount"]) == config.launch.gpus_per_worker
+    assert (executor["instances"], executor["cores"], int(conf["spark.task.resource.gpu.amount"])) == (
+        config.launch.num_workers,
+        int(conf["spark.task.cpus"]),
+        config.launch.gpus_per_worker,
+    )
     assert (spec["restartPolicy"], spec["dynamicAllocation"]) == ({"type": "Never"}, {"enabled": False})
     assert config.launch.retries > 0
     assert "/dev/shm" in [mount["mountPath"] for mount in executor["volumeMounts"]]
@@ -181,8 +184,10 @@ def test_a_template_makes_the_pod_that_the_application_makes(application: Docume
     pod = yaml.safe_load((FOLDER / f"{role}-template.yaml").read_text())["spec"]
     (container,) = pod["containers"]
     shared = ("env", "volumeMounts", "securityContext")
-    assert [container[name] for name in shared] == [asked[name] for name in shared]
-    assert pod["securityContext"] == asked["podSecurityContext"]
+    assert ([container[name] for name in shared], pod["securityContext"]) == (
+        [asked[name] for name in shared],
+        asked["podSecurityContext"],
+    )
     assert {each["name"]: each for each in pod["volumes"]} == {
         each["name"]: each
         for each in spec["volumes"]
@@ -213,8 +218,7 @@ def run_entrypoint(folder: Path, *arguments: str, **environment: str) -> list[st
 
 def test_the_entrypoint_starts_a_driver(tmp_path: Path) -> None:
     words = run_entrypoint(tmp_path, "driver", "--class", "x", "a b", SPARK_DRIVER_BIND_ADDRESS="10.0.0.7")
-    passes_on = str(FOLDER.parent / "spark" / "pass-sigterm.sh")
-    assert words[:4] == ["-s", "--", passes_on, f"{tmp_path}/bin/spark-submit"]
+    assert words[:4] == ["-s", "--", str(FOLDER.parent / "spark" / "pass-sigterm.sh"), f"{tmp_path}/bin/spark-submit"]
     assert "spark.driver.bindAddress=10.0.0.7" in words
     assert words[-5:] == ["--deploy-mode", "client", "--class", "x", "a b"]
 
@@ -238,12 +242,13 @@ def test_sigterm_reaches_the_program_and_not_the_jvm(tmp_path: Path) -> None:
         f"{sys.executable} program.py & wait $!; code=$?; kill -KILL $daemon; exit $code\n"
     )
     (tmp_path / "submit").chmod(0o755)
-    script = FOLDER.parent / "spark" / "pass-sigterm.sh"
-    process = subprocess.Popen(["bash", str(script), "./submit"], cwd=tmp_path)
+    process = subprocess.Popen(["bash", str(FOLDER.parent / "spark" / "pass-sigterm.sh"), "./submit"], cwd=tmp_path)
     wait_until((tmp_path / "started").exists)
     process.terminate()
-    assert process.wait(patient(60)) == 130
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["program.py", "saved", "started", "submit"]
+    assert (process.wait(patient(60)), sorted(path.name for path in tmp_path.iterdir())) == (
+        130,
+        ["program.py", "saved", "started", "submit"],
+    )
 
 
 @pytest.mark.parametrize("code", [0, 3])

@@ -45,8 +45,7 @@ def test_checksums_are_computed_as_asked(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    rows: list[int] = []
-    original = row_checksum
+    rows, original = [], row_checksum
     # Only what reads in Python can be counted; test_reader compares both ways under each setting.
     monkeypatch.setattr(reader, "make_gather", lambda columns: None)
     monkeypatch.setattr(reader, "row_checksum", lambda values: (found := original(values), rows.append(found))[0])

@@ -90,8 +90,7 @@ def test_a_deleted_experiment_is_a_problem_for_a_new_run_only(
 def test_latest_is_the_newest_unfinished_run(check: Check, small_dataset: Path) -> None:
     settings = (f"dataset.path={small_dataset}", "launch.num_workers=3")
     code, lines = check("--config", "smoke", settings=(*settings, "training.resume_run=latest"))
-    problems = [part for part, line in lines.items() if line.startswith("problem ")]
-    assert (code, problems) == (2, ["resume", "cluster"])
+    assert (code, [part for part, line in lines.items() if line.startswith("problem ")]) == (2, ["resume", "cluster"])
     _, lines = check("--config", "smoke", settings=(*settings, "training.resume_run=0123"))
     assert "resume" not in lines
 
@@ -102,8 +101,7 @@ def test_what_only_the_infrastructure_lacks_is_code_4(check: Check, small_datase
 
 
 def test_a_dataset_is_read_whole(check: Check, small_dataset: Path, tmp_path: Path) -> None:
-    shards = len(list(small_dataset.glob("*/part-*.parquet")))
-    damaged = tmp_path / "damaged"
+    shards, damaged = len(list(small_dataset.glob("*/part-*.parquet"))), tmp_path / "damaged"
     shutil.copytree(small_dataset, damaged)
     shard = min(damaged.glob("train/part-*.parquet"))
     content = bytearray(shard.read_bytes())

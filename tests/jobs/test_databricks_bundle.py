@@ -66,8 +66,7 @@ def test_a_target_in_production_says_where_its_only_copy_lies(bundle: Document) 
     assert target["workspace"]["root_path"].startswith("/Workspace/Users/")
 
 
-CLUSTER = "resources/jobs/train/job_clusters/1/new_cluster"
-TASK = "resources/jobs/train/tasks/1"
+CLUSTER, TASK = "resources/jobs/train/job_clusters/1/new_cluster", "resources/jobs/train/tasks/1"
 
 
 @pytest.mark.parametrize(
@@ -146,8 +145,7 @@ def configured(bundle: Document) -> dict[str, RunConfig]:
 
 
 def test_tasks_are_commands_of_ours_in_their_order(bundle: Document) -> None:
-    configs = configured(bundle)
-    tasks = bundle["resources"]["jobs"]["train"]["tasks"]
+    configs, tasks = configured(bundle), bundle["resources"]["jobs"]["train"]["tasks"]
     before = {task["task_key"]: [each["task_key"] for each in task.get("depends_on", [])] for task in tasks}
     assert before == {
         "prepare": [],

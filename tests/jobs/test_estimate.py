@@ -13,8 +13,7 @@ import pytest
 from jobs.shell import cli
 from tests.patience import patient
 
-FILE = ["estimate", "--measurements", "measured.json"]
-WEAK = ["--batch-size-per-worker", "8"]
+FILE, WEAK = ["estimate", "--measurements", "measured.json"], ["--batch-size-per-worker", "8"]
 
 
 @pytest.fixture(autouse=True)
@@ -64,8 +63,7 @@ def test_a_recorded_training_needs_no_file(
     from mlflow import MlflowClient
     from mlflow.entities import Metric
 
-    run = record("estimated", "launch.num_workers=2")
-    client = MlflowClient(module_mlflow_store)
+    run, client = record("estimated", "launch.num_workers=2"), MlflowClient(module_mlflow_store)
     seconds = {"compute": 0.4, "encode": 0.0, "wire": 0.2, "decode": 0.0, "optimizer": 0.1, "waiting": 0.01}
     points = {f"time/step_{name}_seconds": value for name, value in seconds.items()}
     points |= {"exchange/payload_bytes": 4e6, "summary/parameters": 1e6}

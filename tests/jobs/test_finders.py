@@ -83,8 +83,10 @@ def test_a_killed_rank_has_a_hint_at_memory(
 def test_the_smallest_batch_is_refused_by_nothing(name: str) -> None:
     for settings, size in (([], 1), (["training.mixup=0.2"], 2)):
         config = _with_smallest_batch(load(name, settings))
-        assert config.training.batch_size_per_worker == size
-        assert make_schedule(config, 10)(0) == make_schedule(config, 10)(9)
+        assert (config.training.batch_size_per_worker, make_schedule(config, 10)(0)) == (
+            size,
+            make_schedule(config, 10)(9),
+        )
 
 
 def test_growing_images_do_not_hinder_the_search(small_dataset: Path) -> None:
@@ -126,8 +128,7 @@ def test_a_rate_is_found_and_recorded(
     assert cli.execute([*command, "--plot", "rates.png", "--result", "result.json"]) == 0
     assert "the loss diverged" in capsys.readouterr().out
     assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
-    result = json.loads((tmp_path / "result.json").read_text())
-    client = MlflowClient(mlflow_store)
+    result, client = json.loads((tmp_path / "result.json").read_text()), MlflowClient(mlflow_store)
     run = client.get_run(result["run_id"])
     assert (run.info.status, run.data.params["optimizer.name"]) == ("FINISHED", "sgd")
     assert 1 < len(client.get_metric_history(result["run_id"], "range_test/smoothed_loss")) < 24
@@ -147,8 +148,10 @@ def test_a_batch_is_found(
     command += ["--set", small_network]
     assert cli.execute(command) == 0
     output = capsys.readouterr().out.splitlines()
-    assert output[-1] == "largest batch that fits: --set training.batch_size_per_worker=6"
-    assert [line.split()[1:3] for line in output if line.startswith("trial ")] == [["6", "samples:"]]
+    assert (output[-1], [line.split()[1:3] for line in output if line.startswith("trial ")]) == (
+        "largest batch that fits: --set training.batch_size_per_worker=6",
+        [["6", "samples:"]],
+    )
     assert any(line.startswith("estimate  weights ") for line in output)
 
 

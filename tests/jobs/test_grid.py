@@ -33,8 +33,7 @@ from pipelines.training.driver.identity import training_digest
 from pipelines.training.driver.run import recorded_run
 from tests.patience import patient, wait_until
 
-COMMAND = Path(sys.executable).parent / "groundswell"
-SEEDS = "product: {training.seed: [0, 1, 2]}"
+COMMAND, SEEDS = Path(sys.executable).parent / "groundswell", "product: {training.seed: [0, 1, 2]}"
 Run = Callable[..., str]
 
 
@@ -144,8 +143,12 @@ def away(*arguments: Any, **settings: Any) -> RecordedRun:
 def test_cells_are_trained_once_as_children_of_one_run(run: Run, trainer: Trainer, tmp_path: Path) -> None:
     assert re.search(r"cell 2: training.seed=1[\s\S]*no cell is left[\s\S]*3 cells: 3 finished", run(SEEDS))
     first, *others = lines(tmp_path)
-    assert (first.settings, first.epochs, first.metrics) == ({"training.seed": 0}, 2, {"val/top_1": 0.5})
-    assert first.run.history["val/top_1"] == [0.5]
+    assert (first.settings, first.epochs, first.metrics, first.run.history["val/top_1"]) == (
+        {"training.seed": 0},
+        2,
+        {"val/top_1": 0.5},
+        [0.5],
+    )
 
     def parent_of(line: CellLine) -> str:
         return trainer.client.get_run(line.run.run_id).data.tags["mlflow.parentRunId"]
@@ -187,8 +190,11 @@ def test_a_failed_cell_is_recorded_tried_again_and_continued(run: Run, trainer: 
     }
     told = run(SEEDS, code=4)
     diverged, failed, finished = lines(tmp_path)
-    assert [line.status for line in (diverged, failed, finished)] == ["diverged", "failed", "finished"]
-    assert (diverged.run is None, failed.error) == (False, "a host was lost")
+    assert ([line.status for line in (diverged, failed, finished)], diverged.run is None, failed.error) == (
+        ["diverged", "failed", "finished"],
+        False,
+        "a host was lost",
+    )
     assert "1 of 3 cells failed, the first with: a host was lost. The same command tries them again" in told
     assert "to continue: groundswell grid --config smoke --grid grid.yaml" in told
     run(SEEDS)
@@ -236,16 +242,13 @@ def test_ctrl_c_ends_the_grid_and_the_same_command_continues(run: Run, trainer: 
 def test_a_training_that_could_not_be_read_is_added_by_the_next_command(
     run: Run, trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def sometimes(*arguments: Any, **settings: Any) -> RecordedRun:
-        return next(answers)(*arguments, **settings)
-
     def compared() -> str:
         assert cli.execute(["compare", "--results", "results.jsonl"]) == 0
         return capsys.readouterr().out
 
     answers, missing = iter([recorded_training, away, recorded_training]), "1 of 3 cells of results.jsonl are not shown"
     with monkeypatch.context() as patch:
-        patch.setattr(cells, "recorded_training", sometimes)
+        patch.setattr(cells, "recorded_training", lambda *given, **settings: next(answers)(*given, **settings))
         assert "no curves of cell 2: no answer from MLflow; the same command adds them" in run(SEEDS)
     before = lines(tmp_path)[1]
     assert before.run is None
@@ -253,8 +256,11 @@ def test_a_training_that_could_not_be_read_is_added_by_the_next_command(
     assert missing in (tmp_path / "comparison" / "report.html").read_text()
     run(SEEDS)
     added = lines(tmp_path)[-1]
-    assert (trainer.trained, added.run.settings["training.seed"]) == ([0, 1, 2], "1")
-    assert added == before.model_copy(update={"run": added.run})
+    assert (trainer.trained, added.run.settings["training.seed"], added) == (
+        [0, 1, 2],
+        "1",
+        before.model_copy(update={"run": added.run}),
+    )
     assert "not shown" not in compared()
 
 
@@ -343,8 +349,7 @@ def test_an_experiment_that_is_renamed_meanwhile_ends_the_grid(
     monkeypatch.setattr(grid, "train_on", train)
     run(SEEDS, code=2)
     run(SEEDS, "--set", f"tracking.experiment={tmp_path.name}-2026")
-    assert trainer.trained == [0, 1, 2]
-    assert trainer.client.get_experiment_by_name(tmp_path.name) is None
+    assert (trainer.trained, trainer.client.get_experiment_by_name(tmp_path.name)) == ([0, 1, 2], None)
 
 
 def test_a_deleted_run_of_the_grid_is_replaced_by_a_new_one(run: Run, trainer: Trainer, tmp_path: Path) -> None:
@@ -388,8 +393,11 @@ def test_a_dry_run_shows_cells_and_an_estimate_and_changes_nothing(
         return [" ".join(line.split()) for line in run(SEEDS, "--dry-run", *more).splitlines()]
 
     output = shown()
-    assert (output[1], (tmp_path / "results.jsonl").exists()) == ("1 open - training.seed=0", False)
-    assert output[-1] == "3 of 3 cells to train, no estimate: no cell is finished yet"
+    assert (output[1], (tmp_path / "results.jsonl").exists(), output[-1]) == (
+        "1 open - training.seed=0",
+        False,
+        "3 of 3 cells to train, no estimate: no cell is finished yet",
+    )
     config = load("smoke", [f"tracking.experiment={tmp_path.name}"])
     line = CellLine(
         cell=training_digest(config, eurosat_manifest().fingerprint),
@@ -448,8 +456,7 @@ def test_a_mistake_in_any_cell_is_one_line_before_the_first_starts(
     run: Run, trainer: Trainer, tmp_path: Path, text: str, more: tuple[str, ...], message: str
 ) -> None:
     (line,) = run(text, *more, code=2).splitlines()
-    assert message in line
-    assert (trainer.trained, (tmp_path / "results.jsonl").exists()) == ([], False)
+    assert (message in line, trainer.trained, (tmp_path / "results.jsonl").exists()) == (True, [], False), line
 
 
 def test_a_cell_that_is_there_twice_is_trained_once(run: Run, trainer: Trainer) -> None:
@@ -492,8 +499,7 @@ def test_the_digest_is_of_what_decides_the_result() -> None:
         return training_digest(load("smoke", list(settings)), fingerprint)
 
     assert {digest(setting) for setting in SAME} == {digest()}
-    different = {digest(), digest(fingerprint="abd"), *(digest(setting) for setting in OTHERS)}
-    assert len(different) == 2 + len(OTHERS)
+    assert len({digest(), digest(fingerprint="abd"), *(digest(setting) for setting in OTHERS)}) == 2 + len(OTHERS)
 
 
 @pytest.mark.long
@@ -525,8 +531,7 @@ def test_a_real_grid_is_killed_and_continued(
     results.write_bytes(results.read_bytes() + b'{"format_version":1,"kind":"cell","ce')
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=patient(400))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 of 2 cells to train" in done.stdout
-    assert "2 cells: 2 finished" in done.stdout
+    assert ("1 of 2 cells to train" in done.stdout, "2 cells: 2 finished" in done.stdout) == (True, True), done.stdout
     kept, second = lines(tmp_path)
     assert (kept, second.status, second.resumed, second.settings) == (first, "finished", True, {"training.seed": 1})
     assert second.run.history["epoch"] == [1, 2]

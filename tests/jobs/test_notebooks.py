@@ -264,8 +264,10 @@ def test_preparing_and_comparing_as_jupyter_notebooks(
 ) -> None:
     values = {"config": "smoke", "archive": str(small_archive), "dataset": str(tmp_path / "dataset")}
     prepared = executed(FOLDER / "prepare_and_look.py", values, tmp_path)
-    assert printed(prepared, "stdout").splitlines()[-1] == "test 12 samples, train 32 samples, validation 12 samples"
-    assert len(shown(prepared, "image/png")) == 1
+    assert (printed(prepared, "stdout").splitlines()[-1], len(shown(prepared, "image/png"))) == (
+        "test 12 samples, train 32 samples, validation 12 samples",
+        1,
+    )
     assert "iframe" in shown(prepared, "text/html")[-1]
     check_quiet(prepared)
 

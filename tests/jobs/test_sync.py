@@ -55,8 +55,7 @@ def test_a_failed_run_without_mlflow_is_written_with_one_command(sync: Sync, mlf
     run = MlflowClient(mlflow_store).get_run(run_folder.name)
     assert (run.info.status, run.data.tags["attempt"]) == ("KILLED", "1")
     written = f"runs of {tmp_path} written to {mlflow_store}\n"
-    assert printed == f"run {run_folder.name} (was offline-7): killed\n1 {written}"
-    assert sync() == f"0 {written}"
+    assert (printed, sync()) == (f"run {run_folder.name} (was offline-7): killed\n1 {written}", f"0 {written}")
 
 
 def test_runs_behind_a_url_are_written_with_the_same_command(
@@ -81,8 +80,7 @@ def test_runs_behind_a_url_are_written_with_the_same_command(
     assert (run.info.status, run.data.tags["attempt"]) == ("FINISHED", "1")
     # It has the store's name there too, from which it is resumed and exported.
     of_run = {f"{run_id}/checkpoints/step-00000004.npz", f"{run_id}/run.json"}
-    assert set(output.files()) == {*of_run, "notes/mine.txt"}
-    assert sync(output=s3_folder) == f"0 {written}"
+    assert (set(output.files()), sync(output=s3_folder)) == ({*of_run, "notes/mine.txt"}, f"0 {written}")
     assert f"there is no run 0123 under {s3_folder}" in sync("--run", "0123", output=s3_folder, code=2)
 
 
@@ -91,8 +89,10 @@ def test_a_run_behind_a_url_is_continued_with_the_store(mlflow_store: str, s3_fo
     publish(tmp_path / "offline-7", Location(s3_folder) / "offline-7")
     config = load("smoke", [f"training.output={s3_folder}", "training.resume_run=offline-7"])
     run_id = with_stored_run(config).training.resume_run
-    assert MlflowClient(mlflow_store).get_run(str(run_id)).info.run_name == "r50-lars-g512-4w"
-    assert Location(s3_folder).names() == [run_id]
+    assert (MlflowClient(mlflow_store).get_run(str(run_id)).info.run_name, Location(s3_folder).names()) == (
+        "r50-lars-g512-4w",
+        [run_id],
+    )
     resumed = config.model_copy(update={"training": config.training.model_copy(update={"resume_run": run_id})})
     assert with_stored_run(resumed) == resumed
 

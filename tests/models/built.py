@@ -56,8 +56,7 @@ def model_of(network: str, groups: Sequence[InputGroup], *, classes: int = 3, **
     """A model of stored pixels, drawn from seed 0, in which every residual branch counts."""
     keras.utils.set_random_seed(0)
     rest = {"upsampling": "nearest", "augmentation": None, **settings_of(network, **settings)}
-    model = build_model(list(groups), network=network, classes=classes, **rest)
-    random = np.random.default_rng(1)
+    model, random = build_model(list(groups), network=network, classes=classes, **rest), np.random.default_rng(1)
     for variable in model.trainable_variables:
         if variable.path.endswith("gamma"):  # gains of zero would hide the branches from comparisons of outputs
             variable.assign(random.uniform(0.5, 1.5, variable.shape))

@@ -22,12 +22,10 @@ SCRIPT = Path(__file__).parent / "backend_step.py"
 @pytest.fixture(scope="module")
 def jax_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of a new environment with JAX and this Keras, and without TensorFlow."""
-    folder = tmp_path_factory.mktemp("jax") / "venv"
-    scripts = sysconfig.get_path("scripts")
+    folder, scripts = tmp_path_factory.mktemp("jax") / "venv", sysconfig.get_path("scripts")
     uv = shutil.which("uv", path=os.pathsep.join([scripts, f"{Path(scripts).parent}-uv/bin", os.environ["PATH"]]))
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    python = folder / "bin" / "python"
-    packages = [f"keras=={keras.__version__}", "jax[cpu]"]
+    python, packages = folder / "bin" / "python", [f"keras=={keras.__version__}", "jax[cpu]"]
     if uv is None:
         pytest.skip("uv is not installed, which makes the environment")
     made = subprocess.run(

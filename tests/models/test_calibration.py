@@ -21,8 +21,7 @@ def test_the_curve_is_that_of_scikit_learn() -> None:
     targets = (random.random((400, 3)) < probabilities).astype(np.uint8)
     found = multi_label_reliability(probabilities, targets, bins=10)
     accuracy, confidence = calibration_curve(targets.reshape(-1), probabilities.reshape(-1), n_bins=10)
-    np.testing.assert_allclose(found.accuracy, accuracy)
-    np.testing.assert_allclose(found.confidence, confidence)
+    np.testing.assert_allclose([found.accuracy, found.confidence], [accuracy, confidence])
     assert found.counts.sum() == 1200
 
 

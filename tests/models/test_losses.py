@@ -50,8 +50,7 @@ def test_smoothed_labels_are_those_of_keras(
 
 @pytest.mark.parametrize("task", ["multi_label", "single_label"])
 def test_large_logits_stay_finite_with_finite_gradients(task):
-    logits = tf.constant([[1e4, -1e4], [-1e4, 1e4]])
-    targets = tf.constant([[1.0, 0.0], [1.0, 0.0]])
+    logits, targets = tf.constant([[1e4, -1e4], [-1e4, 1e4]]), tf.constant([[1.0, 0.0], [1.0, 0.0]])
     with tf.GradientTape() as tape:
         tape.watch(logits)
         losses = classification_loss(task)(targets, logits)
@@ -63,8 +62,7 @@ def test_large_logits_stay_finite_with_finite_gradients(task):
 @pytest.mark.parametrize("task", ["multi_label", "single_label"])
 def test_half_logits_are_summed_in_float32_and_compile(task):
     logits = tf.constant([[1.0, -2.0], [0.5, 0.25]], tf.float16)
-    targets = tf.constant([[1, 0], [0, 1]], tf.uint8)
-    loss = classification_loss(task)
+    targets, loss = tf.constant([[1, 0], [0, 1]], tf.uint8), classification_loss(task)
     compiled = tf.function(loss, jit_compile=True)(targets, logits)
     assert compiled.dtype == tf.float32
     np.testing.assert_allclose(compiled, loss(targets, tf.cast(logits, tf.float32)), rtol=1e-6)

@@ -23,8 +23,7 @@ def test_counts_by_hand():
 
 
 def test_single_label_counts_predict_the_likeliest_class_only():
-    probabilities = np.array([[0.4, 0.35, 0.25], [0.3, 0.3, 0.4], [0.2, 0.4, 0.4]])
-    targets = np.eye(3)[[0, 1, 1]]
+    probabilities, targets = np.array([[0.4, 0.35, 0.25], [0.3, 0.3, 0.4], [0.2, 0.4, 0.4]]), np.eye(3)[[0, 1, 1]]
     # Predicted 0, 2 and (of two equals) 1.
     np.testing.assert_array_equal(
         metrics.single_label_counts(probabilities, targets), [[1, 1, 0], [0, 0, 1], [0, 1, 0]]

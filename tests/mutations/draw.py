@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PROJECT = Path(__file__).parents[2]
-SEED = 20261128
-IN_EACH_AREA = 4
+SEED, IN_EACH_AREA = 20261128, 4
 AREAS: dict[str, list[str]] = {
     "exchange": ["models/compression/exchange/*.py"],
     "codecs": ["models/compression/codecs/*.py", "models/compression/schemes/*.py"],

@@ -9,8 +9,7 @@ import coverage
 from tests.mutations.moved import PACKAGES
 from tests.mutations.mutated import Place
 
-_FIRST_BATCH_SECONDS = 10.0
-_LARGEST_BATCH_SECONDS = 640.0
+_FIRST_BATCH_SECONDS, _LARGEST_BATCH_SECONDS = 10.0, 640.0
 
 
 class Guards:

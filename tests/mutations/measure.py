@@ -30,8 +30,7 @@ import coverage
 
 from tests.mutations.moved import PACKAGES, PROJECT
 
-INSTALLED = ("traced_processes.py", "traced_tests.py")
-START_FILE = "traced_processes.pth"
+INSTALLED, START_FILE = ("traced_processes.py", "traced_tests.py"), "traced_processes.pth"
 CONFIG_VARIABLE = "TRACED_CONFIG"
 _CONFIG = """\
 [run]
@@ -80,9 +79,13 @@ def traced_environment(project: Path) -> Iterator[None]:
 def pytest_environment(project: Path) -> dict[str, str]:
     """Variables of `make test`."""
     python = str(project / ".venv/bin/python")
-    # A mutated file may have the size and the second of the one that was compiled.
-    keeps_nothing = {"PYTHONDONTWRITEBYTECODE": "1"}
-    return {**os.environ, **keeps_nothing, "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}
+    return {
+        **os.environ,
+        # A mutated file may have the size and the second of the one that was compiled.
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYSPARK_PYTHON": python,
+        "PYSPARK_DRIVER_PYTHON": python,
+    }
 
 
 def whole_suite(project: Path) -> list[str]:

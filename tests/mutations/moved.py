@@ -6,8 +6,7 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
-PROJECT = Path(__file__).parents[2]
-DRAWN = Path(__file__).with_name("drawn.json")
+PROJECT, DRAWN = Path(__file__).parents[2], Path(__file__).with_name("drawn.json")
 PACKAGES = ("conf", "jobs", "models", "pipelines")
 _LIKE = "40%"
 

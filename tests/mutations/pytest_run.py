@@ -14,9 +14,7 @@ import psutil
 
 from tests.mutations.measure import pytest_environment
 
-_SET_CHILD_SUBREAPER = 36
-_KILL_SECONDS = 10.0
-_KILL_ROUNDS = 5
+_SET_CHILD_SUBREAPER, _KILL_SECONDS, _KILL_ROUNDS = 36, 10.0, 5
 _UNKNOWN = re.compile(r"^ERROR: not found: (.+)$", re.MULTILINE)
 
 

@@ -22,8 +22,7 @@ from tests.mutations.moved import DRAWN, PROJECT, drawn_commit
 from tests.mutations.mutated import Place, applied, locate, restore
 from tests.mutations.pytest_run import Ended, adopt_orphans, run_pytest
 
-_TIMES_LONGER = 3.0
-_MORE_SECONDS = 300.0
+_TIMES_LONGER, _MORE_SECONDS = 3.0, 300.0
 
 
 class Trial:

@@ -17,10 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-CONFIG_VARIABLE = "TRACED_CONFIG"
-TEST_VARIABLE = "TRACED_TEST"
-_LOOK_SECONDS = 0.25
-_LOCK_SECONDS = 5.0
+CONFIG_VARIABLE, TEST_VARIABLE = "TRACED_CONFIG", "TRACED_TEST"
+_LOOK_SECONDS, _LOCK_SECONDS = 0.25, 5.0
 _SERVERS = ("pipelines.launch.rank.fork_server", "pyspark.daemon")
 """Modules whose processes fork others, and have one thread only."""
 _open, _replace, _sleep = open, os.replace, time.sleep  # tests put others in their places

@@ -36,9 +36,11 @@ def test_a_network_of_keras_on_three_bands(
     )
     trained = train(config)
     run = MlflowClient(mlflow_store).get_run(trained.run.run_id)
-    assert run.info.status == "FINISHED"
-    assert run.data.params["model.path"] == "keras.applications:MobileNet"
-    assert run.data.params["input.augmentation.padding"] == "4"
+    assert (run.info.status, run.data.params["model.path"], run.data.params["input.augmentation.padding"]) == (
+        "FINISHED",
+        "keras.applications:MobileNet",
+        "4",
+    )
     assert model_metadata(trained.summary.model_uri).bands == ("B04", "B03", "B02")
     # An undecided network has a focal loss of 0.5 ** 3 * log 2 = 0.087, where its cross-entropy is log 2 = 0.69.
     assert 0 < run.data.metrics["train/loss"] < 0.3
@@ -65,8 +67,7 @@ def test_the_examples_of_the_page_prepare_and_train(
     assert len(settings) == 6  # a network, a loss, a metric, an augmentation, an archive and a mode
     dataset = f"dataset.path={tmp_path / 'dataset'}"
     prepare(load("smoke", [dataset, *of_archive]))
-    config = load("smoke", [dataset, f"training.output={tmp_path / 'run'}", "training.epochs=1", *of_training])
-    trained = train(config)
+    trained = train(load("smoke", [dataset, f"training.output={tmp_path / 'run'}", "training.epochs=1", *of_training]))
     (history,) = trained.summary.history
     assert history["train/loss"] > 0
     assert 0 <= history["val/exact"] <= 1

@@ -19,8 +19,7 @@ from tests.parallel.ring import on_ring
 
 pytestmark = [pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(280)]
 
-TRAIN, VALIDATION = 300, 120
-PENALTIES = [1e-2, 1e-1, 1.0]
+TRAIN, VALIDATION, PENALTIES = 300, 120, [1e-2, 1e-1, 1.0]
 EXACT = LBFGSConfig(tolerance=3e-8)
 
 

@@ -39,8 +39,7 @@ def copied(small_dataset: Path, tmp_path: Path) -> Path:
 
 
 def run(spark: SparkSession, function: Any, *args: Any) -> list[Any]:
-    results: list[Any] = BarrierRunner(spark, 2, on_log=lambda rank, line: None).run_all(function, *args)
-    return results
+    return BarrierRunner(spark, 2, on_log=lambda rank, line: None).run_all(function, *args)
 
 
 def test_ranks_share_a_cache_and_one_order(
@@ -76,8 +75,7 @@ def read_until_it_breaks(dataset: str, shard: str) -> None:
 
     from pipelines.dataset.read.reader import SplitReader, training_batches
 
-    reader = SplitReader(dataset, "train")
-    rank_0_has_opened = Path(dataset, "rank-0-has-opened")
+    reader, rank_0_has_opened = SplitReader(dataset, "train"), Path(dataset, "rank-0-has-opened")
     if os.environ["HOROVOD_RANK"] == "0":
         rank_0_has_opened.touch()
         time.sleep(300)

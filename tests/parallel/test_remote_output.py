@@ -37,8 +37,7 @@ def test_training_writes_there_and_is_resumed_and_exported_from_there(
         train += ["--set", setting]
     groundswell(tmp_path / "first", *train, "--set", "training.epochs=1")
     first = json.loads(result.read_text())
-    place = Location(output) / first["run_id"]
-    name = first["checkpoint"].rpartition("/")[2]
+    place, name = Location(output) / first["run_id"], first["checkpoint"].rpartition("/")[2]
     assert first["checkpoint"] == f"{place}/checkpoints/{name}"
     parts = [f"checkpoints/{name.replace('.npz', part)}" for part in (".npz", ".rank-00000.npz", ".rank-00001.npz")]
     records = ["config.yaml", "dataset.json", "logs/rank-0.log", "logs/rank-1.log", "run.json", "settings.json"]

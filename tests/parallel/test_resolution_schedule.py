@@ -30,8 +30,7 @@ def moved_by(global_batch: int, sizes: list[int]) -> list[Any]:
 
     collective = HorovodCollective(ranks_of_job())
     keras.utils.set_random_seed(0)
-    config = load("smoke")
-    group = InputGroup("rgb", (32, 32, 3), "uint8", (128.0,) * 3, (60.0,) * 3)
+    config, group = load("smoke"), InputGroup("rgb", (32, 32, 3), "uint8", (128.0,) * 3, (60.0,) * 3)
     network = {"network": "resnet_cifar", "depth": 8, "width_factor": 0.5, "preactivation": False, "stem_stride": 1}
     rest = {
         "classes": 4,
@@ -55,8 +54,7 @@ def moved_by(global_batch: int, sizes: list[int]) -> list[Any]:
         jit_compile=False,
     )
     start = [np.array(variable) for variable in model.trainable_variables]
-    random = np.random.default_rng(0)
-    part = global_batch // collective.size
+    random, part = np.random.default_rng(0), global_batch // collective.size
     mine = slice(collective.rank * part, (collective.rank + 1) * part)
     for size in np.repeat(sizes, 2).tolist():
         images = random.integers(0, 256, (global_batch, 32, 32, 3)).astype(np.uint8)

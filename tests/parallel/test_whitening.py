@@ -42,8 +42,7 @@ def test_the_filters_stay_what_the_dataset_made_them(
     capsys: pytest.CaptureFixture[str],
     weights: Callable[[TrainedRun], dict[str, np.ndarray]],
 ) -> None:
-    chosen = config(small_dataset, tmp_path / "first")
-    manifest = read_manifest(small_dataset)
+    chosen, manifest = config(small_dataset, tmp_path / "first"), read_manifest(small_dataset)
     keras.utils.set_random_seed(0)
     model = make_model(chosen, manifest)
     line = begin_whitened(model, chosen.dataset.path, chosen.reader, manifest, chosen.input.bands)

@@ -17,8 +17,7 @@ from tests.patience import patient
 def volume(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Variables of a process for which a folder is such a volume: seeks, appends and locks fail there."""
     folder = tmp_path_factory.mktemp("volume")
-    library = folder.parent / "whole_files_only.so"
-    source = Path(__file__).with_name("whole_files_only.c")
+    library, source = folder.parent / "whole_files_only.so", Path(__file__).with_name("whole_files_only.c")
     built = subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], capture_output=True)
     if built.returncode:
         pytest.skip(f"the stand-in cannot be compiled: {built.stderr.decode()[-300:]}")
@@ -66,8 +65,10 @@ def test_a_folder_is_made_equal(tmp_path: Path) -> None:
     (source / "files/1/plot.png").unlink()
     (source / "files/1").rmdir()
     copy_folder(source, target)
-    assert sorted(path.name for path in target.rglob("*")) == ["entries.jsonl", "files"]
-    assert (target / "entries.jsonl").read_text() == "cd"
+    assert (sorted(path.name for path in target.rglob("*")), (target / "entries.jsonl").read_text()) == (
+        ["entries.jsonl", "files"],
+        "cd",
+    )
 
 
 @pytest.mark.spark

@@ -86,6 +86,12 @@ class Death(NamedTuple):
     """After the beginning of that step; negative: while the next file of a checkpoint is written."""
 
 
+def arrays_of(checkpoint: str) -> dict[str, np.ndarray]:
+    """Every array of a checkpoint."""
+    with np.load(checkpoint) as file:
+        return {name: file[name] for name in file.files if name != "state.json"}
+
+
 class Trained(NamedTuple):
     """A training and the store that has its record."""
 
@@ -94,8 +100,7 @@ class Trained(NamedTuple):
 
     def weights(self) -> dict[str, np.ndarray]:
         """Every array of its last checkpoint."""
-        with np.load(self.run.summary.checkpoint) as file:
-            return {name: file[name] for name in file.files if name != "state.json"}
+        return arrays_of(self.run.summary.checkpoint)
 
     def points(self, metric: str) -> list[tuple[int, float]]:
         """Steps and values of a metric."""
@@ -109,10 +114,7 @@ class Trained(NamedTuple):
 
 def assert_equal(found: Trained, expected: Trained) -> None:
     """Both trainings have ended, with the same bits and the same curves."""
-    arrays, wanted = found.weights(), expected.weights()
-    assert arrays.keys() == wanted.keys()
-    for name, value in wanted.items():
-        np.testing.assert_array_equal(arrays[name], value, err_msg=name)
+    np.testing.assert_equal(found.weights(), expected.weights())
     assert MlflowClient(found.store).get_run(found.run.run.run_id).info.status == "FINISHED"
     for metric in _COMPARED:
         assert found.points(metric) == expected.points(metric), metric
@@ -187,5 +189,4 @@ def train_once(name: str, folder: Path, dataset: Path, new_store: Callable[[Path
         if not result.exists():
             store = new_store(folder / "mlflow.db")
             result.write_bytes(pickle.dumps(train_named(name, dataset, folder / "out", store, (), waits=False)))
-    trained: Trained = pickle.loads(result.read_bytes())
-    return trained
+    return pickle.loads(result.read_bytes())

@@ -83,8 +83,7 @@ class Column:
     """One runtime: its environment, and what runs in it."""
 
     def __init__(self, key: str, column: dict[str, Any], folder: Path) -> None:
-        self.key, self.packages = key, column["packages"]
-        self.python = find_python(column["python"])
+        self.key, self.packages, self.python = key, column["packages"], find_python(column["python"])
         self.folder = folder / key
         self.environment = self.folder / "environment"
         self.horovod = folder / "horovod" / f"{column['python']}-{version_of(self.packages, 'tensorflow-cpu')}"
@@ -102,8 +101,7 @@ class Column:
         call([*install, "--no-deps", "--reinstall-package", "groundswell", wheel], self.log)
         if not list(self.horovod.glob("*.whl")):
             script = PROJECT / "docker" / "horovod" / "build_wheel.sh"
-            tensorflow = version_of(self.packages, "tensorflow-cpu")
-            if call(["bash", script, self.python, tensorflow, self.horovod], self.log):
+            if call(["bash", script, self.python, version_of(self.packages, "tensorflow-cpu"), self.horovod], self.log):
                 return "Horovod does not build"
         (built,) = self.horovod.glob("*.whl")
         return "Horovod does not install" if call([*install, built], self.log) else ""
@@ -142,8 +140,7 @@ def main() -> int:
     parser.add_argument("columns", nargs="*", metavar="RUNTIME")
     parser.add_argument("--folder", type=Path, default=PROJECT / "build" / "runtimes")
     parser.add_argument("--step", action="append", choices=STEPS, help="only this (default: all)")
-    arguments = parser.parse_args()
-    columns = tomllib.loads((Path(__file__).parent / "columns.toml").read_text())
+    arguments, columns = parser.parse_args(), tomllib.loads((Path(__file__).parent / "columns.toml").read_text())
     unknown = set(arguments.columns) - set(columns)
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))}: expected one of {', '.join(columns)}")
@@ -156,8 +153,7 @@ def main() -> int:
             raise SystemExit(f"the wheel does not build, see {folder / 'build.log'}")
         (wheel,) = Path(dist).glob("*.whl")
         for key in arguments.columns or list(columns):
-            started = time.monotonic()
-            column = Column(key, columns[key], folder)
+            started, column = time.monotonic(), Column(key, columns[key], folder)
             print(f"{key}: making the environment, see {column.log}", flush=True)
             problem = column.make(uv, wheel)
             found = {"environment": problem} if problem else column.run(steps)
@@ -171,8 +167,7 @@ def main() -> int:
         cells = [row.get("environment") or row.get(step, "not tried") for step in STEPS]
         print(f"| {key} | {' | '.join(cells)} |")
     cells = [cell for row in kept.values() for cell in row.values()]
-    failed = any("environment" in row for row in kept.values())
-    return int(failed or any(map(FAILED.match, cells)))
+    return int(any("environment" in row for row in kept.values()) or any(map(FAILED.match, cells)))
 
 
 if __name__ == "__main__":

@@ -29,8 +29,7 @@ def error_of(
     monkeypatch.chdir(tmp_path)
 
     def run(verb: str, *settings: str, code: int = 2) -> str:
-        stages = spark.sparkContext.statusTracker().getJobIdsForGroup(None)
-        before = set(tmp_path.rglob("*"))
+        stages, before = spark.sparkContext.statusTracker().getJobIdsForGroup(None), set(tmp_path.rglob("*"))
         verb, *more = verb.split()
         line = error_line(verb, "--config", "smoke", *more, settings=settings, code=code)
         assert spark.sparkContext.statusTracker().getJobIdsForGroup(None) == stages, "a stage was started"

@@ -110,8 +110,7 @@ def test_help_lists_and_mistakes_are_answered_before_anything_heavy_is_imported(
 def test_a_mistake_gets_an_answer(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.execute(line.split()) == 2
     captured = capsys.readouterr()
-    assert message in captured.err
-    assert (captured.out, "Traceback" in captured.err) == ("", False)
+    assert (message in captured.err, captured.out, "Traceback" in captured.err) == (True, "", False), captured.err
 
 
 def test_a_line_for_everything_that_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,15 +238,13 @@ def test_spark_submit_ends_with_the_jobs_code(
     job = submitted(project, small_dataset, tmp_path, *settings)
     output, _ = job.communicate(timeout=patient(200))
     assert job.returncode == code, output
-    assert message in output
-    assert "groundswell train: error: " in output
+    assert (message in output, "groundswell train: error: " in output) == (True, True), output
 
 
 @pytest.mark.long
 def test_spark_submit_that_is_interrupted_says_so(project: Path, small_dataset: Path, tmp_path: Path) -> None:
     settings = ["launch.num_workers=1", "training.epochs=500", f"training.output={tmp_path / 'out'}"]
-    job = submitted(project, small_dataset, tmp_path, *settings)
-    shown: list[str] = []
+    job, shown = submitted(project, small_dataset, tmp_path, *settings), []
     while not any(line.startswith("epoch 1/") for line in shown[-1:]):
         shown.append(job.stdout.readline())
         assert shown[-1], shown

@@ -46,8 +46,7 @@ def test_the_rate_of_preparation_counts_what_this_run_wrote(capsys, monkeypatch)
 
 
 def test_an_outage_of_mlflow_is_told_once_and_its_end_once(capsys):
-    display = TrainingDisplay()
-    away = TrackingNews(news="away", reason="connection refused")
+    display, away = TrainingDisplay(), TrackingNews(news="away", reason="connection refused")
     display(away)
     display.tracking("away", "connection refused")  # the driver's own writes
     display(TrackingNews(news="back", reason=""))

@@ -79,8 +79,7 @@ def test_a_folder_within_a_dataset_need_not_be_there(folder: Path) -> None:
 
 def test_own_files_and_empty_ones_are_replaced(folder: Path) -> None:
     save_plot(Figure(), folder / "own.png")
-    texts = {"own.csv": "dataset,group,label\n", "own.html": PAGE, "empty.html": ""}
-    for name, text in texts.items():
+    for name, text in {"own.csv": "dataset,group,label\n", "own.html": PAGE, "empty.html": ""}.items():
         (folder / name).write_text(text)
     pages = {folder / name: PAGE_MARK for name in ("own.html", "empty.html", "new.html")}
     check_outputs("--output x", {folder / "own.png": PLOT_MARK, folder / "own.csv": CSV_MARK, **pages})
@@ -98,5 +97,4 @@ def test_a_plot_that_cannot_be_drawn_leaves_the_one_before(folder: Path, monkeyp
     monkeypatch.setattr("pipelines.storage.whole_files.os.fsync", full)
     with pytest.raises(OSError, match="no space left"):
         save_plot(Figure(figsize=(1, 1)), folder / "own.png")
-    assert (folder / "own.png").read_bytes() == before
-    assert not list(folder.glob(".own.png*"))
+    assert ((folder / "own.png").read_bytes(), list(folder.glob(".own.png*"))) == (before, [])

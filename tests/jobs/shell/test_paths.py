@@ -54,8 +54,7 @@ def test_no_argument_becomes_a_folder_of_its_spelling(
     monkeypatch.setattr(Path, "is_dir", lambda self: self == Path("/home/somebody") or self == Path("/data"))
     for verb, action in of_this_machine():
         suffix = "png" if action.option_strings[0] == "--plot" else "json"
-        text, meaning = spelling.format(suffix), SPELLINGS[spelling].format(suffix)
-        parser = parser_of(verb)
+        text, meaning, parser = spelling.format(suffix), SPELLINGS[spelling].format(suffix), parser_of(verb)
         for other in parser._actions:
             other.required = False
         command = [action.option_strings[0], text]
@@ -123,8 +122,10 @@ def test_a_configuration_may_be_in_the_home_folder(elsewhere: Path, monkeypatch:
     monkeypatch.setenv("HOME", str(elsewhere))
     (elsewhere / "mine.yaml").write_text("training: {epochs: 7}\n")
     spellings = ("~/mine.yaml", "$HOME/mine.yaml", f"file:{elsewhere}/mine.yaml", elsewhere / "mine.yaml")
-    assert [groundswell.load(spelling).training.epochs for spelling in spellings] == [7] * 4
-    assert groundswell.load("smoke") == load("smoke")
+    assert ([groundswell.load(spelling).training.epochs for spelling in spellings], groundswell.load("smoke")) == (
+        [7] * 4,
+        load("smoke"),
+    )
 
 
 def test_the_result_of_a_job_is_where_its_name_says(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,8 +146,11 @@ def test_every_path_of_the_configuration_is_absolute(elsewhere: Path) -> None:
     config = load("smoke", settings)
     absolute, home = with_absolute_paths(config), "/home/somebody"
     found = (absolute.dataset.path, absolute.training.output, absolute.reader.cache_folder)
-    assert found == (f"{home}/data", f"{home}/out", f"{elsewhere}/cache")
-    assert (configured_archive(config).root, list(elsewhere.iterdir())) == (f"{home}/a", [])
+    assert (found, configured_archive(config).root, list(elsewhere.iterdir())) == (
+        (f"{home}/data", f"{home}/out", f"{elsewhere}/cache"),
+        f"{home}/a",
+        [],
+    )
 
 
 @pytest.mark.parametrize(

@@ -105,14 +105,12 @@ def test_neither_terminal_nor_result_holds_a_password(
     path, store = tmp_path / "result.json", "http://user:hunter2@mlflow.example:5000"
 
     def body(result: Result) -> None:
-        result.dataset = "s3://KEY:SECRET@bucket/x"
-        result.predictions = "https://host/x?sig=SECRET"
+        result.dataset, result.predictions = "s3://KEY:SECRET@bucket/x", "https://host/x?sig=SECRET"
         result.continue_with = ["--set", "training.output=s3://KEY:SECRET@bucket/y"]
         raise RuntimeError(f"{store} does not answer")
 
     assert run("train", ["--result", str(path), "--set", f"tracking.uri={store}"], body) == 4
-    printed, text = capsys.readouterr().err, path.read_text()
-    hidden = "http://***@mlflow.example:5000"
+    printed, text, hidden = capsys.readouterr().err, path.read_text(), "http://***@mlflow.example:5000"
     assert not any(secret in printed + text for secret in ("hunter2", "SECRET"))
     assert f"RuntimeError: {hidden} does not answer\n" in printed
     assert f" --set tracking.uri={hidden} --set training.output=s3://***@bucket/y\n" in printed
@@ -144,8 +142,7 @@ def test_a_result_does_not_replace_what_the_command_reads(
     path = tmp_path / "run.json"
     assert run("train", ["--result", str(path)], nothing) == 0
     before = path.read_text()
-    model = spelling.format(path=path, folder=tmp_path)
-    assert run("evaluate", ["--model", model, f"--result={path}"], nothing) == 2
+    assert run("evaluate", ["--model", spelling.format(path=path, folder=tmp_path), f"--result={path}"], nothing) == 2
     assert "run.json is what another argument names" in capsys.readouterr().err
     assert path.read_text() == before
 
@@ -196,8 +193,7 @@ def test_a_failed_job_says_which_command_continues(
         monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
         typed = "the same spark-submit command, with"
     assert run("train", argv, body) == 4
-    end = f"groundswell train: to continue: {typed} --set training.resume_run=0123\n"
-    assert capsys.readouterr().err.endswith(end)
+    assert capsys.readouterr().err.endswith(f"groundswell train: to continue: {typed} --set training.resume_run=0123\n")
 
 
 def test_sigterm_ends_a_job_as_ctrl_c_does(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,8 +33,10 @@ def test_the_history_is_a_table_and_a_figure(trained: TrainedRun) -> None:
     assert (trained.history.loc[2, "val/loss"], trained.model_uri) == (0.375, "runs:/x/model")
     assert (trained.history.index.name, list(trained.history.index)) == ("epoch", [1, 2])
     loss, score = trained.plot().axes
-    assert [line.get_label() for line in loss.lines] == ["training", "validation"]
-    assert list(score.lines[0].get_ydata()) == [0.25, 0.5]
+    assert ([line.get_label() for line in loss.lines], list(score.lines[0].get_ydata())) == (
+        ["training", "validation"],
+        [0.25, 0.5],
+    )
 
 
 def test_a_notebook_shows_curves_table_and_places(trained: TrainedRun) -> None:
@@ -77,8 +79,10 @@ def test_an_evaluation_has_bars_and_a_link_to_its_run(trained: TrainedRun) -> No
     rows = [{"class": "water", "support": 1, "f1": 0.5, "average_precision": 0.25}]
     evaluation = Evaluation({"f1_micro": 0.7}, rows, split="test", run=trained.run)
     (axes,) = evaluation.plot().axes
-    assert axes.get_title() == "test"
-    assert [bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle)] == [0.5, 0.25]
+    assert (axes.get_title(), [bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle)]) == (
+        "test",
+        [0.5, 0.25],
+    )
     assert f"test: MLflow run {trained.run.run_id} <code>mlflow ui " in evaluation._repr_html_()
     server = Evaluation({}, rows, split="test", run=TrackedRun("http://server:5000", trained.run.run_id))
     client = MlflowClient(trained.run.uri)

@@ -64,8 +64,7 @@ def small():
 @pytest.mark.parametrize("element", EVERY_ELEMENT)
 def test_each_element_moves_the_pixels_as_by_hand(element, expected):
     image = np.array(expected[0], np.uint16)[np.newaxis, ..., np.newaxis]
-    two_bands = np.concatenate([image, 10 * image], axis=-1)
-    moved = augment({"g": two_bands}, [element])["g"][0]
+    moved = augment({"g": np.concatenate([image, 10 * image], axis=-1)}, [element])["g"][0]
     np.testing.assert_array_equal(moved[..., 0], expected[element])
     np.testing.assert_array_equal(moved[..., 1], 10 * np.array(expected[element]))
 
@@ -128,15 +127,16 @@ def test_seeds_follow_the_row_and_keep_its_shape():
     seeds = augmentation_seeds(1, 2, rows)
     assert [seeds.dtype.name, *seeds.shape, len(np.unique(seeds))] == ["int32", 3, 20, 60]
     np.testing.assert_array_equal(augmentation_seeds(1, 2, rows.astype(np.int32)[:, ::-1])[:, ::-1], seeds)
-    assert augmentation_seeds(1, 2, 7) == seeds[0, 7]
-    assert augmentation_seeds(2**64 - 1, 2**64 - 1, np.arange(0)).shape == (0,)
+    assert (augmentation_seeds(1, 2, 7), augmentation_seeds(2**64 - 1, 2**64 - 1, np.arange(0)).shape) == (
+        seeds[0, 7],
+        (0,),
+    )
 
 
 def test_seeds_are_words_of_splitmix64():
     # The first words of SplitMix64 from state 1234567: word i = mix(state + i * increment), its top half the seed.
     state, increment = 1234567, 0x9E3779B97F4A7C15
-    words = [6457827717110365317, 3203168211198807973, 9817491932198370423]
-    key = mixed(mixed(0))
+    words, key = [6457827717110365317, 3203168211198807973, 9817491932198370423], mixed(mixed(0))
     rows = [(state + i * increment - key) % 2**64 for i in range(3)]
     seeds = augmentation_seeds(0, 0, np.array(rows, np.uint64))
     assert seeds.view(np.uint32).tolist() == [word >> 32 for word in words]
@@ -231,16 +231,17 @@ def test_a_model_without_augmentation_takes_seeds_and_leaves_the_images():
     assert not isinstance(model, AugmentedModel)
     if "kwargs" not in inspect.signature(model.call).parameters:
         pytest.skip("functional models of this Keras take no further arguments, and no step passes them seeds")
-    with_seeds = model(images, training=True, seeds=EVERY_ELEMENT)
-    np.testing.assert_array_equal(with_seeds, model(images, training=True))
+    np.testing.assert_array_equal(model(images, training=True, seeds=EVERY_ELEMENT), model(images, training=True))
 
 
 def test_variables_are_the_networks_in_order(small):
     (plain, _), (model, _) = build_small("none"), small
     for attribute in ("variables", "trainable_variables", "non_trainable_variables"):
         own, networks, others = (getattr(each, attribute) for each in (model, model.network, plain))
-        assert list(map(id, own)) == list(map(id, networks))
-        assert [variable.path for variable in own] == [variable.path for variable in others]
+        assert (list(map(id, own)), [variable.path for variable in own]) == (
+            list(map(id, networks)),
+            [variable.path for variable in others],
+        )
 
 
 def test_the_layer_works_in_a_functional_model():

@@ -10,8 +10,7 @@ import tensorflow as tf
 from models.layers.normalisation import FusedBatchNormalization, normalise_over, plain_layers, statistics_bytes
 from tests.models.meeting import Meeting
 
-RANKS = 2
-RANDOM = np.random.default_rng(0)
+RANKS, RANDOM = 2, np.random.default_rng(0)
 # The ranks' images differ in mean and scale, so that their own statistics are far from the common ones.
 IMAGES = RANDOM.normal(3.0, 2.0, (8, 6, 5, 4)).astype(np.float32)
 IMAGES[4:] = 3.0 * IMAGES[4:] - 20.0

@@ -60,8 +60,7 @@ def test_a_part_of_a_batch_drops_what_the_whole_batch_does_there():
 
 
 def test_without_training_nothing_is_dropped_and_in_training_seeds_are_needed():
-    layer = SeededDrop(0.5, 1, whole_samples=False, name="dropout")
-    ones = np.ones((3, 4), np.float32)
+    layer, ones = SeededDrop(0.5, 1, whole_samples=False, name="dropout"), np.ones((3, 4), np.float32)
     np.testing.assert_array_equal(layer(ones), ones)
     with pytest.raises(ValueError, match="layer 'dropout' needs seeds, one per sample"):
         layer(ones, training=True)

@@ -12,8 +12,7 @@ INPUTS, UPSTREAM = (np.random.default_rng(0).normal(size=(3, width)).astype(np.f
 
 @pytest.mark.parametrize(("k", "unified"), [(2, False), (2, True), (5, False)])
 def test_gradients_are_those_of_the_sparse_upstream(k, unified):
-    dense = keras.layers.Dense(5)
-    inputs = tf.Variable(INPUTS)
+    dense, inputs = keras.layers.Dense(5), tf.Variable(INPUTS)
     with tf.GradientTape() as tape:
         outputs = MeProp(dense, k, unified=unified)(inputs)
         value = tf.reduce_sum(outputs * UPSTREAM)

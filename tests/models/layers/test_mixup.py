@@ -55,8 +55,7 @@ def test_pairs_are_mixed_as_the_formula_says_and_the_largest_pixel_stays(dtype):
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("task", ["multi_label", "single_label"])
 def test_the_loss_of_mixed_targets_is_the_mixed_loss(task, label_smoothing):
-    random = np.random.default_rng(0)
-    targets = np.eye(4, dtype=np.float32)[[0, 2, 3, 3, 1, 0]]
+    random, targets = np.random.default_rng(0), np.eye(4, dtype=np.float32)[[0, 2, 3, 3, 1, 0]]
     if task == "multi_label":
         targets = np.maximum(targets, np.eye(4, dtype=np.float32)[[1, 2, 0, 3, 1, 3]])
     coefficients, logits = random.random(6, np.float32), random.normal(0, 2, (6, 4)).astype(np.float32)

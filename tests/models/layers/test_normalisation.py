@@ -71,15 +71,13 @@ def test_the_plain_copy_reaches_into_wrappers_and_cells(dtype_policy: Callable[[
     copy = plain_layers(model)
     assert "bfloat16" not in copy.to_json()
     assert "groundswell" not in copy.to_json()
-    for own, other in zip(copy.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_array_equal(own, other)
+    np.testing.assert_equal(copy.get_weights(), model.get_weights())
     batch = np.random.default_rng(0).normal(size=(2, 4, 4, 3)).astype(np.float32)
     np.testing.assert_allclose(copy(batch), keras.ops.cast(model(batch), "float32"), atol=0.05)
 
 
 def test_the_plain_copy_reaches_into_models_of_the_model_and_keeps_shared_layers_one() -> None:
-    shared = keras.layers.Dense(4, name="shared")
-    inner_input = keras.Input((5, 5, 3))
+    shared, inner_input = keras.layers.Dense(4, name="shared"), keras.Input((5, 5, 3))
     inner = keras.Model(inner_input, FusedBatchNormalization(name="bn")(shared(inner_input)), name="inner")
     row = keras.Sequential([keras.Input((5, 5, 4)), FusedBatchNormalization(name="bn_of_row")], name="row")
     images = keras.Input((5, 5, 3))

@@ -39,8 +39,7 @@ def test_shifts_by_hand():
     image = np.array([[1, 2], [3, 4]], np.uint8).reshape(1, 2, 2, 1)
     # Padded by 1: 1 1 2 2 / 1 1 2 2 / 3 3 4 4 / 3 3 4 4; the window starts at (down, across) of 0, 1 or 2.
     for down, across, expected in ((1, 1, [[1, 2], [3, 4]]), (0, 0, [[1, 1], [1, 1]]), (2, 1, [[3, 4], [3, 4]])):
-        found = crop({"g": image}, [seed_of(down, across, count=3)])["g"][0, :, :, 0]
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(crop({"g": image}, [seed_of(down, across, count=3)])["g"][0, :, :, 0], expected)
     zero = crop({"g": image}, [seed_of(2, 0, count=3, mirrored=True)], fill="zero")["g"][0, :, :, 0]
     np.testing.assert_array_equal(zero, [[3, 0], [0, 0]])
 
@@ -83,8 +82,7 @@ def test_all_groups_of_a_sample_show_the_same_place(fill):
 
 
 def test_shifts_are_uniform_and_independent_of_each_other_and_of_the_mirror():
-    seeds = augmentation_seeds(0, 0, np.arange(60_000))
-    places = np.arange(25, dtype=np.int32).reshape(1, 5, 5, 1)
+    seeds, places = augmentation_seeds(0, 0, np.arange(60_000)), np.arange(25, dtype=np.int32).reshape(1, 5, 5, 1)
     # The middle pixel says which window was taken; the mirror does not move it.
     middle = crop({"g": np.broadcast_to(places, (60_000, 5, 5, 1))}, seeds, 2)["g"][:, 2, 2, 0]
     assert_uniform(2 * middle + (seeds & 1), 50)
@@ -117,8 +115,7 @@ def test_the_square_is_at_the_same_place_in_all_groups():
     finest = changed["bands_10m"].any(-1)
     assert (finest.sum((1, 2)) == 12 * 12).all()
     for name, factor in (("bands_20m", 2), ("bands_60m", 6)):
-        coarse = changed[name].any(-1)
-        np.testing.assert_array_equal(coarse.repeat(factor, 1).repeat(factor, 2), finest)
+        np.testing.assert_array_equal(changed[name].any(-1).repeat(factor, 1).repeat(factor, 2), finest)
 
 
 def test_places_of_the_square_are_uniform_and_independent_of_the_crop():

@@ -51,8 +51,7 @@ def test_bands_in_small_units_are_normalised_and_saved(tmp_path):
     images = {"g": np.broadcast_to(np.array([1e-9, 2.0], np.float32), (1, 2, 2, 2))}
     np.testing.assert_allclose(run(groups, images)[0, 0, 0], [0.5, 2.0], rtol=1e-6)
     preprocessing_model(groups, "nearest").save(tmp_path / "model.keras")
-    again = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(again(images), run(groups, images))
+    np.testing.assert_array_equal(keras.saving.load_model(tmp_path / "model.keras")(images), run(groups, images))
 
 
 @pytest.mark.parametrize("size", [(11, 8), (6, 8)])  # a ratio that is no whole number; one direction only

@@ -29,8 +29,7 @@ def flat(input_shape, classes):
 def by_area(images, size):
     """Each pixel is repeated until the small pixels are blocks of whole ones."""
     for axis, small in ((1, size[0]), (2, size[1])):
-        large = images.shape[axis]
-        images = np.repeat(images, small, axis=axis)
+        large, images = images.shape[axis], np.repeat(images, small, axis=axis)
         shape = (*images.shape[:axis], small, large, *images.shape[axis + 1 :])
         images = images.reshape(shape).mean(axis=axis + 1)
     return images
@@ -70,8 +69,7 @@ def test_a_network_sees_what_it_would_see_if_the_images_were_that_small(size):
         logits = model(BOTH, training=True)
     nir = np.repeat(np.repeat(BOTH["nir"], 2, axis=1), 2, axis=2)
     joined = np.concatenate([(BOTH["rgb"] - np.array(GROUP.mean)) / 60.0, (nir - 900.0) / 400.0], axis=-1)
-    small_group = group_of("all", (*size, 4), "float32")
-    small = build(groups=(small_group,), resizes=False)
+    small = build(groups=(group_of("all", (*size, 4), "float32"),), resizes=False)
     for own, other in zip(small.variables, model.variables[-len(small.variables) :], strict=True):
         assert own.path.rpartition("/")[2] == other.path.rpartition("/")[2]
     expected = small({"all": by_area(joined, size).astype(np.float32)}, training=True)
@@ -95,8 +93,7 @@ def test_half_precision_begins_behind_the_mean():
 
 
 def test_what_is_served_has_whole_images_and_layers_of_keras_only():
-    model = build()
-    served = with_probabilities(model, "single_label")
+    served = with_probabilities(build(), "single_label")
     assert not [layer for layer in served.layers if not type(layer).__module__.startswith("keras.")]
     with training_size((16, 16)):
         expected = with_probabilities(build(resizes=False), "single_label")(IMAGES)

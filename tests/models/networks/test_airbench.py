@@ -9,11 +9,11 @@ from tests.models.built import network_of, normal_images
 
 
 def test_the_published_network_has_2_0_million_weights():
-    convolutions = 12 * 24 + 9 * (24 * 64 + 64**2 + 64 * 256 + 3 * 256**2)
-    normalisations = 2 * (2 * 64 + 4 * 256)
-    model = network_of("airbench", width_factor=1.0)
-    assert model.count_params() == convolutions + 2 * normalisations + 256 * 10
-    assert round(convolutions / 1e6, 1) == 2.0
+    convolutions, normalisations = 12 * 24 + 9 * (24 * 64 + 64**2 + 64 * 256 + 3 * 256**2), 2 * (2 * 64 + 4 * 256)
+    assert (network_of("airbench", width_factor=1.0).count_params(), round(convolutions / 1e6, 1)) == (
+        convolutions + 2 * normalisations + 256 * 10,
+        2.0,
+    )
 
 
 def test_every_stage_halves_the_side():

@@ -26,8 +26,7 @@ def network(nested: bool, head: bool = True) -> keras.Model:
     gates = keras.layers.Dense(CLASSES, activation="sigmoid", name="gates")(maps)
     pooled = keras.layers.GlobalAveragePooling2D(name="pool")(keras.layers.Multiply()([maps, gates]))
     outputs = keras.layers.Dense(CLASSES, name="logits")(pooled) if head else pooled
-    inner = keras.Model(images, outputs, name="inner")
-    outer = keras.Input((6, 6, 2), name="bands")
+    inner, outer = keras.Model(images, outputs, name="inner"), keras.Input((6, 6, 2), name="bands")
     probabilities = keras.layers.Activation("softmax")(inner(outer) if nested else inner.output)
     return keras.Model({"bands": outer if nested else images}, probabilities)
 

@@ -50,8 +50,7 @@ def test_probabilities_have_the_inputs_and_a_copy_of_the_weights(small, task, fu
     assert served.input.keys() == small.input.keys()
     assert served.layers[-1].name == "probabilities"
     assert not {id(variable) for variable in served.variables} & {id(variable) for variable in small.variables}
-    for own, other in zip(served.get_weights(), small.get_weights(), strict=True):
-        np.testing.assert_array_equal(own, other)
+    np.testing.assert_equal(served.get_weights(), small.get_weights())
     np.testing.assert_allclose(served(IMAGES), function(small(IMAGES)), atol=1e-6)
 
 
@@ -81,8 +80,7 @@ def test_half_precision_computes_so_and_keeps_float32_variables(precision, augme
     names = ("stem_conv", "stem_bn", "stem_pool", "stage1_block1_relu1", "stage4_block2_add", "pool")
     assert [network.get_layer(name).compute_dtype for name in names] == [precision] * 5 + ["float32"]
     assert {variable.dtype for variable in half.variables} == {"float32"}
-    for own, other in zip(half.get_weights(), full.get_weights(), strict=True):
-        np.testing.assert_array_equal(own, other)
+    np.testing.assert_equal(half.get_weights(), full.get_weights())
     logits = half(IMAGES)
     assert logits.dtype == tf.float32
     np.testing.assert_allclose(logits, full(IMAGES), atol=0.02 * float(tf.reduce_max(tf.abs(full(IMAGES)))))

@@ -11,11 +11,9 @@ def test_by_hand() -> None:
     features = keras.layers.DepthwiseConv2D(3, padding="same")(features)  # 3 * 3 * 5 * 1
     features = keras.layers.BatchNormalization()(features)
     outputs = keras.layers.Dense(7)(keras.layers.GlobalAveragePooling2D()(features))
-    expected = 2 * (16 * 135 + 16 * 45 + 35)
-    model = keras.Model(images, outputs)
+    expected, model = 2 * (16 * 135 + 16 * 45 + 35), keras.Model(images, outputs)
     assert forward_flops(model) == expected
-    nested = keras.Model(images, keras.layers.Activation("softmax")(model(images)))
-    assert forward_flops(nested) == expected
+    assert forward_flops(keras.Model(images, keras.layers.Activation("softmax")(model(images)))) == expected
 
 
 def test_separable_transposed_and_wrapped_layers_by_hand() -> None:

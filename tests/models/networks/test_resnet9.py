@@ -8,8 +8,7 @@ from tests.models.built import network_of, without_gradient
 
 def test_the_published_network_has_6_5_million_weights():
     convolutions = 9 * (3 * 64 + 64 * 128 + 2 * 128**2 + 128 * 256 + 256 * 512 + 2 * 512**2)
-    normalisations = 2 * (64 + 3 * 128 + 256 + 3 * 512)
-    model = network_of("resnet9", width_factor=1.0)
+    normalisations, model = 2 * (64 + 3 * 128 + 256 + 3 * 512), network_of("resnet9", width_factor=1.0)
     published = convolutions + 2 * normalisations + 512 * 10 + 10
     assert (model.count_params(), round(convolutions / 1e6, 1)) == (published, 6.6)
     assert len([layer for layer in model.layers if layer.name.endswith(("conv", "conv1", "conv2", "logits"))]) == 9
@@ -19,8 +18,10 @@ def test_the_published_network_has_6_5_million_weights():
 def test_every_stage_halves_the_side(stem_stride, sides):
     model = network_of("resnet9", stem_stride=stem_stride)
     names = ["stem_relu", "stage1_block_relu", "stage2_relu", "stage3_block_relu"]
-    assert [model.get_layer(name).output.shape[1] for name in names] == sides
-    assert model.count_params() == network_of("resnet9").count_params()
+    assert ([model.get_layer(name).output.shape[1] for name in names], model.count_params()) == (
+        sides,
+        network_of("resnet9").count_params(),
+    )
 
 
 def test_all_that_is_not_behind_a_gain_of_zero_has_a_gradient():

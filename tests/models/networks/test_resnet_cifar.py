@@ -16,8 +16,11 @@ def test_parameters_are_those_of_the_papers_table_6(depth, millions):
         if inner > 0:
             expected += 9 * channels_in * channels + inner * 9 * channels**2 + (inner + 1) * 2 * channels
     count = sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
-    assert (count, round(count / 1e6, 2 if millions < 1 else 1)) == (expected, millions)
-    assert len(layers_of(model, keras.layers.Conv2D)) == depth - 1
+    assert (count, round(count / 1e6, 2 if millions < 1 else 1), len(layers_of(model, keras.layers.Conv2D))) == (
+        expected,
+        millions,
+        depth - 1,
+    )
 
 
 @pytest.mark.parametrize(("preactivation", "end"), [(False, "relu"), (True, "add")])
@@ -35,8 +38,10 @@ def test_a_stride_in_the_stem_halves_every_stage():
     for stage in (1, 2, 3):
         sides = [model.get_layer(f"stage{stage}_block1_relu").output.shape[1] for model in (plain, halved)]
         assert sides == [2 * sides[1], 32 >> stage]
-    assert [each.shape for each in plain.variables] == [each.shape for each in halved.variables]
-    assert halved(normal_images()).shape == (2, 10)
+    assert ([each.shape for each in plain.variables], halved(normal_images()).shape) == (
+        [each.shape for each in halved.variables],
+        (2, 10),
+    )
 
 
 def test_preactivated_blocks_have_normalisation_and_activation_before_a_convolution():

@@ -9,16 +9,11 @@ from conf.sections.optimizers import LAMBConfig
 from models.optimizers.lamb import LAMB
 
 
-def make_lamb(**settings):
-    return LAMB(0.0, **{**LAMBConfig().arguments(), **settings})
-
-
 def by_the_paper(w, steps, *, decay, adapts):
     """Algorithm 2, with beta_1 = 0.8, beta_2 = 0.95 and epsilon = 1e-4."""
     m, v = np.zeros_like(w), np.zeros_like(w)
     for t, (rate, g) in enumerate(steps, 1):
-        m = 0.8 * m + 0.2 * g
-        v = 0.95 * v + 0.05 * g * g
+        m, v = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g * g
         r = (m / (1 - 0.8**t)) / (np.sqrt(v / (1 - 0.95**t)) + 1e-4)
         u = r + decay * w
         ratio = np.linalg.norm(w) / np.linalg.norm(u) if adapts else 1.0
@@ -33,8 +28,7 @@ def test_fifty_steps_with_a_rate_that_rises_and_falls(dtype, tolerance, rates, s
 
 
 def test_variables_of_zeros_move():
-    weights = keras.Variable([0.0, 0.0], name="w")
-    optimizer = make_lamb(weight_decay=0.1)
+    weights, optimizer = keras.Variable([0.0, 0.0], name="w"), LAMB(0.0, **LAMBConfig(weight_decay=0.1).arguments())
     optimizer.learning_rate = 0.5
     optimizer.apply([tf.constant([1.0, -2.0])], [weights])
     # Adam's first step is the sign of the gradient.

@@ -38,8 +38,7 @@ def by_goyal(w, steps, decay, adapts, nesterov):
         scaled = rate * ratio * (g + decay * w)
         correction = 1.0 if before is None else rate / before
         v = MOMENTUM * correction * v + scaled
-        w = w - (MOMENTUM * v + scaled if nesterov else v)
-        before = rate
+        w, before = w - (MOMENTUM * v + scaled if nesterov else v), rate
     return w
 
 

@@ -63,9 +63,7 @@ def adamw(w, steps, decay, adapts):
     """Decay beside the gradient; epsilon is small enough not to matter where it is added."""
     m, v = np.zeros_like(w), np.zeros_like(w)
     for t, (rate, g) in enumerate(steps, 1):
-        w = w - rate * decay * w
-        m = 0.8 * m + 0.2 * g
-        v = 0.95 * v + 0.05 * g * g
+        w, m, v = w - rate * decay * w, 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g * g
         w = w - rate * (m / (1 - 0.8**t)) / (np.sqrt(v / (1 - 0.95**t)) + 1e-12)
     return w
 
@@ -74,8 +72,7 @@ def sgd(w, steps, decay, adapts):
     """Nesterov's momentum, with the rate inside the buffer, as Keras has it; decay beside the gradient."""
     v = np.zeros_like(w)
     for rate, g in steps:
-        w = w - rate * decay * w
-        v = 0.7 * v + rate * g
+        w, v = w - rate * decay * w, 0.7 * v + rate * g
         w = w - (0.7 * v + rate * g)
     return w
 
@@ -84,8 +81,7 @@ def adagrad(w, steps, decay, adapts):
     """Decay beside the gradient; the sum of squares starts at 0.3."""
     total = np.full_like(w, 0.3)
     for rate, g in steps:
-        w = w - rate * decay * w
-        total = total + g * g
+        w, total = w - rate * decay * w, total + g * g
         w = w - rate * g / np.sqrt(total + 1e-12)
     return w
 

@@ -9,8 +9,7 @@ from models.probes.solvers import agreed_sum
 @pytest.mark.parametrize("ranks", [1, 2, 7])
 def test_ranks_with_equal_weights_get_the_sum(on_ranks, ranks):
     weights = np.random.default_rng(0).standard_normal(50)
-    found = on_ranks(ranks, lambda rank, total: agreed_sum(np.array([rank + 0.5, 1.0]), weights, total))
-    for each in found:
+    for each in on_ranks(ranks, lambda rank, total: agreed_sum(np.array([rank + 0.5, 1.0]), weights, total)):
         np.testing.assert_array_equal(each, [ranks * (ranks - 1) / 2 + ranks / 2, ranks])
 
 

@@ -22,8 +22,7 @@ def primal(design, targets, weights):
 
 
 def dual(design, targets, duals):
-    rows = len(design)
-    weights = design.T @ (duals * (2 * targets - 1)) / (L2 * rows)
+    weights = design.T @ (duals * (2 * targets - 1)) / (L2 * len(design))
     return duals.mean(axis=0) - L2 / 2 * (weights**2).sum(axis=0)
 
 

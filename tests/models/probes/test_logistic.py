@@ -50,8 +50,7 @@ def test_ranks_without_samples_change_nothing(on_ranks, digits):
         own = slice(rank, rank + 1)
         return fit_logistic(design[own], targets[own], total, task="single_label", rows=3, **SETTINGS)
 
-    together = on_ranks(5, fitted)
-    np.testing.assert_allclose(together[4].weights, alone(design, targets).weights, atol=1e-5)
+    np.testing.assert_allclose(on_ranks(5, fitted)[4].weights, alone(design, targets).weights, atol=1e-5)
 
 
 def test_a_class_without_positives_is_never_predicted(digits):

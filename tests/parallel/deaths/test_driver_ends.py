@@ -95,8 +95,7 @@ def test_a_run_whose_driver_ends_again_and_again_is_finished_by_resuming_it(
 ) -> None:
     arguments = ["--config", "smoke", "--set", f"dataset.path={small_dataset}", "--set", small_network]
     arguments += ["--set", f"training.output={tmp_path / 'out'}"]
-    resuming = [*arguments, "--set", "training.resume_run=latest"]
-    client = MlflowClient(mlflow_store)
+    resuming, client = [*arguments, "--set", "training.resume_run=latest"], MlflowClient(mlflow_store)
 
     with held("second epoch", arguments) as driver:
         driver.kill()
@@ -108,8 +107,7 @@ def test_a_run_whose_driver_ends_again_and_again_is_finished_by_resuming_it(
     with held("second epoch", resuming) as driver:
         os.killpg(driver.pid, signal.SIGINT)
         output, _ = driver.communicate(timeout=patient(100))
-    assert driver.returncode == 130
-    assert f"resuming the newest unfinished run, {run_id}" in output
+    assert (driver.returncode, f"resuming the newest unfinished run, {run_id}" in output) == (130, True), output
     assert "Traceback" not in output
     assert output.endswith(f"--set training.resume_run={run_id}\n")
     assert client.get_run(run_id).info.status == "KILLED"

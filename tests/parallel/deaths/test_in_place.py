@@ -12,8 +12,7 @@ from tests.parallel.trainings import Trained, assert_equal
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(900)]
 
-KILLS, STEPS = 4, 15
-IN_PLACE = "launch.recover=in_place"
+KILLS, STEPS, IN_PLACE = 4, 15, "launch.recover=in_place"
 Undisturbed = Callable[[str], Trained]
 Disturbed = Callable[..., Trained]
 
@@ -24,8 +23,7 @@ def assert_one_attempt(found: Trained) -> None:
 
 def test_kills_at_random_moments_cost_no_bit_and_no_attempt(undisturbed: Undisturbed, disturbed: Disturbed) -> None:
     """Also what a codec left behind, and the curves of the steps."""
-    expected = undisturbed("codec")
-    random_ = random.Random(KILLS)
+    expected, random_ = undisturbed("codec"), random.Random(KILLS)
     # Apart from each other, so that a process lives until its own death.
     steps = random_.sample(range(6, STEPS - 1, 2), KILLS - 1)
     deaths: list[Any] = [(random_.randrange(2), step, random_.choice([0.0, 0.02, 0.05])) for step in steps]
@@ -55,8 +53,7 @@ def test_ranks_continue_in_place_in_every_mode(
 
     Each spare has taken a step of its own, of which nothing is left.
     """
-    expected = undisturbed(name)
-    found = disturbed(name, deaths, IN_PLACE, waits=True)
+    expected, found = undisturbed(name), disturbed(name, deaths, IN_PLACE, waits=True)
     # A spare alone gets all means, where the graph of a sharded optimizer takes the part of one of two ranks.
     taken = "took a part of a step ahead" if name == "regularised" else "took a step ahead ("
     for rank, count in enumerate((1, 2)):
@@ -67,8 +64,7 @@ def test_ranks_continue_in_place_in_every_mode(
 
 def test_ranks_of_one_block_agree_whether_an_epoch_begins(undisturbed: Undisturbed, disturbed: Disturbed) -> None:
     """One dies in the first step behind a border, while the other one trains on alone until the next border."""
-    expected = undisturbed("local")
-    found = disturbed("local", [(1, 0), (1, 5)], IN_PLACE, waits=True)
+    expected, found = undisturbed("local"), disturbed("local", [(1, 0), (1, 5)], IN_PLACE, waits=True)
     assert_equal(found, expected)
     assert_one_attempt(found)
 

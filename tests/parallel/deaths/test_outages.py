@@ -46,8 +46,7 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Iterator[tuple[
 
 def train(arguments: list[str], on_line: Callable[[str], None]) -> tuple[int, str]:
     """Exit code and output of a training whose lines are seen as they come."""
-    command = [COMMAND, "train", "--config", "smoke", *arguments]
-    lines: list[str] = []
+    command, lines = [COMMAND, "train", "--config", "smoke", *arguments], []
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -16,10 +16,8 @@ from pipelines.training.ranks.collective import HorovodCollective
 from pipelines.training.setup.recipe import make_codec
 from pipelines.training.step.step import make_train_step
 
-SHAPES = ((40, 30), (30,), (3, 3, 6, 10), (7, 13), ())
-STEPS = 3
-BUCKET_MIB = 0.004
-REPEATS = 20
+SHAPES, STEPS = ((40, 30), (30,), (3, 3, 6, 10), (7, 13), ()), 3
+BUCKET_MIB, REPEATS = 0.004, 20
 PARAMETERS: dict[str, dict[str, Any]] = {
     "threshold": {"tau": 0.05},
     "topk": {"density": 0.1, "density_schedule": [{"before_step": 2, "density": 0.25}]},
@@ -45,11 +43,9 @@ def run_codec(name, collective, *, compiled):
     bucket_mib = None if name == "none" else BUCKET_MIB
     exchange = make_exchange(name, collective, dense_below=64, bucket_mib=bucket_mib, jit_compile=compiled)
     exchange.build([tf.zeros(shape) for shape in SHAPES])
-    step = tf.function(exchange.exchange)
-    arrays = {}
+    step, arrays = tf.function(exchange.exchange), {}
     for number in range(STEPS):
-        results = step([tf.constant(each) for each in gradients(collective.rank, number)])
-        for index, result in enumerate(results):
+        for index, result in enumerate(step([tf.constant(each) for each in gradients(collective.rank, number)])):
             arrays[f"{name}/result/{number}/{index}"] = result.numpy()
     for entry in exchange.state:
         arrays[f"{name}/state/{entry.name}"] = entry.variable.numpy()
@@ -60,8 +56,7 @@ def run_codec(name, collective, *, compiled):
 def repeat(collective):
     """Sums of the same gradients in several buckets, again and again."""
     exchange = make_exchange("none", collective, bucket_mib=BUCKET_MIB)
-    step = tf.function(exchange.exchange)
-    values = [tf.constant(each) for each in gradients(collective.rank, 0)]
+    step, values = tf.function(exchange.exchange), [tf.constant(each) for each in gradients(collective.rank, 0)]
     repeats = [step(values) for _ in range(REPEATS)]
     return {f"repeated/{index}": np.stack(each) for index, each in enumerate(zip(*repeats, strict=True))}
 
@@ -70,8 +65,7 @@ def train(collective, *, plain):
     """Weights after some steps of a small network, by our step with no codec or by Horovod's own allreduce."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((8,), name="bands")
-    logits = keras.layers.Dense(3)(keras.layers.Dense(64, "relu")(inputs))
-    model = keras.Model({"bands": inputs}, logits)
+    model = keras.Model({"bands": inputs}, keras.layers.Dense(3)(keras.layers.Dense(64, "relu")(inputs)))
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)
     optimizer.build(model.trainable_variables)
     loss = classification_loss("multi_label")
@@ -95,8 +89,7 @@ def train(collective, *, plain):
 
 def measured(codecs, compiled):
     """What all of this gives on one rank, as arrays by name."""
-    collective = HorovodCollective()
-    arrays = {}
+    collective, arrays = HorovodCollective(), {}
     for name in codecs:
         print(name, flush=True)  # where a rank that hangs or fails was
         arrays |= run_codec(name, collective, compiled=name in compiled)

@@ -40,8 +40,7 @@ def train(micro_batches: int, micro_batch: int, parts: int, steps: int) -> list[
     model = keras.Model({"bands": inputs}, logits)
     optimizer, exchange = make_optimizer(config.optimizer, model), make_exchange(config, collective)
     optimizer.learning_rate = 0.05
-    loss = classification_loss("multi_label")
-    sums = Accumulation(model, micro_batches)
+    loss, sums = classification_loss("multi_label"), Accumulation(model, micro_batches)
     update = make_train_step(
         model, loss, optimizer, exchange, Synchronous(optimizer, exchange), jit_compile=False, accumulation=sums
     )
@@ -49,8 +48,7 @@ def train(micro_batches: int, micro_batch: int, parts: int, steps: int) -> list[
 
     random = np.random.default_rng(0)
     images = random.standard_normal((steps * parts * micro_batch, 16, 16, 3)).astype(np.float32)
-    targets = random.integers(0, 2, (len(images), 4)).astype(np.float32)
-    order = random.permutation(len(images))
+    targets, order = random.integers(0, 2, (len(images), 4)).astype(np.float32), random.permutation(len(images))
     rows = rank_parts(
         order,
         global_batch_size=parts * micro_batch,
@@ -74,10 +72,7 @@ def train_each(trainings: int, *settings: int) -> list[list[Any]]:
 def trained_on(ranks: int, micro_batches: int, trainings: int = 1) -> list[list[np.ndarray]]:
     """The weights at the end of each training, which are the same on every rank."""
     first, *others = on_ring(ranks, train_each, trainings, micro_batches, MICRO_BATCH, PARTS, STEPS)
-    for other in others:
-        for weights, expected in zip(other, first, strict=True):
-            for own, each in zip(weights, expected, strict=True):
-                np.testing.assert_array_equal(own, each)
+    np.testing.assert_equal(others, [first] * len(others))
     return list(first)
 
 
@@ -90,8 +85,7 @@ def alone() -> list[np.ndarray]:
 @pytest.mark.long
 def test_ranks_and_micro_batches_can_be_traded_for_each_other(alone: list[np.ndarray]) -> None:
     both, again = trained_on(2, 2, trainings=2)
-    for first, second in zip(both, again, strict=True):
-        np.testing.assert_array_equal(first, second)
+    np.testing.assert_equal(both, again)
     for weights, expected in zip(both, alone, strict=True):
         np.testing.assert_allclose(weights, expected, atol=1e-6, rtol=1e-6)
 

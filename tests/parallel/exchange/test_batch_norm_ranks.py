@@ -50,8 +50,7 @@ def train(span: int, micro_batches: int, global_batch: int, steps: int) -> list[
     )
     accumulate = make_accumulate(model, loss, sums, jit_compile=False) if sums else None
     start = [np.array(variable) for variable in model.trainable_variables]
-    random = np.random.default_rng(0)
-    part = global_batch // (collective.size * micro_batches)
+    random, part = np.random.default_rng(0), global_batch // (collective.size * micro_batches)
     for _ in range(steps):
         images = random.standard_normal((global_batch, 16, 16, 3)).astype(np.float32)
         # The mean of a rank's samples is not that of its group.
@@ -70,9 +69,7 @@ def train(span: int, micro_batches: int, global_batch: int, steps: int) -> list[
 def trained_on(ranks: int, *settings: int) -> list[np.ndarray]:
     """What a training on so many ranks gives, which is the same on every rank."""
     results: list[list[np.ndarray]] = on_ring(ranks, train, *settings, GLOBAL_BATCH, STEPS)
-    for other in results[1:]:
-        for own, first in zip(other, results[0], strict=True):
-            np.testing.assert_array_equal(own, first)
+    np.testing.assert_equal(results[1:], [results[0]] * (ranks - 1))
     return results[0]
 
 

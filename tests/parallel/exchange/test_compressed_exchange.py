@@ -70,10 +70,9 @@ def ring(request):
 def test_all_ranks_have_the_same(ring, name):
     for step in range(STEPS):
         for index in range(len(SHAPES)):
-            results = [saved[f"{name}/result/{step}/{index}"] for saved in ring]
-            assert np.any(results[0])
-            for result in results[1:]:
-                np.testing.assert_array_equal(result, results[0])
+            first, *others = (saved[f"{name}/result/{step}/{index}"] for saved in ring)
+            assert np.any(first)
+            np.testing.assert_equal(others, [first] * len(others))
     assert len({int(saved[f"{name}/payload_bytes"]) for saved in ring}) == 1 or name in (
         "threshold",
         "norm_sparsifier",

@@ -56,16 +56,14 @@ def three_steps(codec: str, global_batch: int, steps: int) -> dict[str, Any]:
         Synchronous(optimizer, exchange),
         jit_compile=False,
     )
-    random = np.random.default_rng(0)
-    part = global_batch // collective.size
+    random, part = np.random.default_rng(0), global_batch // collective.size
     mine = slice(collective.rank * part, (collective.rank + 1) * part)
     start = [np.array(variable) for variable in model.trainable_variables]
     for _ in range(steps):
         images = random.integers(0, 3000, (global_batch, 16, 16, 3), dtype=np.uint16)
         targets = random.integers(0, 2, (global_batch, 4)).astype(np.float32)
         step({"bands": tf.constant(images[mine])}, tf.constant(targets[mine]))
-    weights = [np.array(variable) for variable in model.trainable_variables]
-    return {"weights": weights, "start": start}
+    return {"weights": [np.array(variable) for variable in model.trainable_variables], "start": start}
 
 
 def with_each_codec(codecs: Sequence[str], *settings: int) -> dict[str, dict[str, Any]]:
@@ -90,8 +88,7 @@ def test_two_ranks_give_the_weights_of_one(
     together: list[dict[str, dict[str, Any]]], alone: dict[str, Any], codec: str, relative: float
 ) -> None:
     first, second = (each[codec] for each in together)
-    for own, other in zip(first["weights"], second["weights"], strict=True):
-        np.testing.assert_array_equal(own, other)
+    np.testing.assert_equal(first["weights"], second["weights"])
     for weights, expected, start in zip(first["weights"], alone["weights"], first["start"], strict=True):
         moved = np.linalg.norm(expected - start)
         assert moved > 0

@@ -25,10 +25,8 @@ def used() -> dict[str, Any]:
     from pipelines.training.ranks.collective import HorovodCollective
     from pipelines.training.setup.recipe import make_exchange
 
-    began = hvd.is_initialized()
-    drawn = [random.random(), float(np.random.random())]
-    name = keras.layers.Dense(1).name
-    collective = HorovodCollective()
+    began, drawn = hvd.is_initialized(), [random.random(), float(np.random.random())]
+    name, collective = keras.layers.Dense(1).name, HorovodCollective()
     exchange = make_exchange(load("smoke", ["exchange.codec=onebit", "exchange.dense_below=0"]), collective)
     exchange.build([tf.zeros((40, 30))])
     residual = sum(float(tf.reduce_sum(tf.abs(tf.cast(each.variable, tf.float32)))) for each in exchange.state)

@@ -39,14 +39,12 @@ class Ring:
         keras.utils.set_random_seed(0)
         inputs = keras.Input((8, 8, 3), name="bands")
         features = keras.layers.Conv2D(8, 3, activation="relu")(inputs)
-        logits = keras.layers.Dense(4)(keras.layers.Flatten()(features))
-        return keras.Model({"bands": inputs}, logits)
+        return keras.Model({"bands": inputs}, keras.layers.Dense(4)(keras.layers.Flatten()(features)))
 
     def batches(self, steps: int) -> list[tuple[Any, Any]]:
         import tensorflow as tf
 
-        random, rank = np.random.default_rng(1), self.collective.rank
-        drawn = []
+        random, rank, drawn = np.random.default_rng(1), self.collective.rank, []
         for _ in range(steps):
             images = random.standard_normal((3, 8, 8, 8, 3)).astype(np.float32)
             targets = random.integers(0, 2, (3, 8, 4)).astype(np.float32)
@@ -150,8 +148,7 @@ def trainings(ranks: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def one() -> dict[str, Any]:
-    found: dict[str, Any] = on_ring(1, trainings, 1)[0]
-    return found
+    return on_ring(1, trainings, 1)[0]
 
 
 @pytest.fixture(scope="module")
@@ -166,8 +163,7 @@ def moved(found: list[Any]) -> float:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_one_asynchronous_worker_is_one_process_digit_by_digit(one: dict[str, Any], name: str) -> None:
     for what in ("weights", "state"):
-        for ours, expected in zip(one[f"async {name}"][what], one[f"synchronous {name}"][what], strict=True):
-            np.testing.assert_array_equal(ours, expected)
+        np.testing.assert_equal(one[f"async {name}"][what], one[f"synchronous {name}"][what])
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -181,14 +177,11 @@ def test_all_of_all_workers_in_lock_step_are_synchronous_training(three: list[di
 def test_all_ranks_are_equal_when_they_have_come_together(three: list[dict[str, Any]]) -> None:
     for name in ("all lars", "onebit", "topk", "bounded", "free", "two of three"):
         for what in ("weights", "state"):
-            for rank in three[1:]:
-                for ours, others in zip(rank[name][what], three[0][name][what], strict=True):
-                    np.testing.assert_array_equal(ours, others)
+            np.testing.assert_equal([rank[name][what] for rank in three[1:]], [three[0][name][what]] * 2)
 
 
 def test_coming_together_changes_nothing(three: list[dict[str, Any]]) -> None:
-    for ours, expected in zip(three[0]["broken"]["weights"], three[0]["all sgd"]["weights"], strict=True):
-        np.testing.assert_array_equal(ours, expected)
+    np.testing.assert_equal(three[0]["broken"]["weights"], three[0]["all sgd"]["weights"])
 
 
 def test_the_first_steps_are_synchronous(three: list[dict[str, Any]]) -> None:
@@ -217,8 +210,7 @@ def test_what_was_pushed_and_what_is_left_are_the_gradient(one: dict[str, Any], 
     assert len(residuals) == len(kernels)
     for index, residual in zip(kernels, residuals, strict=True):
         assert moved([residual]) > 0
-        difference = compressed["weights"][index] - dense["weights"][index]
-        np.testing.assert_allclose(difference, RATE * residual, atol=1e-6)
+        np.testing.assert_allclose(compressed["weights"][index] - dense["weights"][index], RATE * residual, atol=1e-6)
     for index in (1, 3):  # biases travel in float32
         np.testing.assert_array_equal(compressed["weights"][index], dense["weights"][index])
 
@@ -241,8 +233,7 @@ def test_compressed_pushes_learn_as_dense_ones_do(three: list[dict[str, Any]], c
 
 
 def test_the_payload_is_half_of_what_is_fetched_and_pushed(three: list[dict[str, Any]]) -> None:
-    parameters = sum(three[0]["free"]["sizes"])
-    assert three[0]["free"]["payloads"] == [4 * parameters] * 12
+    assert three[0]["free"]["payloads"] == [4 * sum(three[0]["free"]["sizes"])] * 12
 
 
 def test_counts_are_those_of_the_rule(three: list[dict[str, Any]]) -> None:
@@ -282,9 +273,7 @@ def test_a_rank_that_dies_costs_no_bit_in_lock_step(
         for metrics in killed.summary.history:
             assert metrics["exchange/dropped_share"] == 0
             assert metrics["exchange/step_gap_max"] <= 1
-    assert found[0].keys() == found[1].keys()
-    for name, value in found[0].items():
-        np.testing.assert_array_equal(found[1][name], value, err_msg=name)
+    np.testing.assert_equal(found[1], found[0])
 
 
 @pytest.mark.spark

@@ -98,8 +98,7 @@ def train(
     made.optimizer.learning_rate = 0.5 if optimizer == "sgd" else 0.01
     rank, size = collective.rank // stages, collective.size // stages
 
-    random = np.random.default_rng(0)
-    global_batch = copies * micro_batches * micro_batch
+    random, global_batch = np.random.default_rng(0), copies * micro_batches * micro_batch
     images = random.integers(0, 3000, (steps * global_batch, 16, 16, 3), dtype=np.uint16)
     targets = random.integers(0, 2, (len(images), 4)).astype(np.float32)
     start, losses = [np.array(each) for each in model.trainable_variables], []
@@ -146,8 +145,7 @@ def trained_on(ranks: int, stages: int, copies: int, names: Sequence[str]) -> li
     for other in results[1:]:
         for name, found in other.items():
             for key in ("moved", "others", "losses"):
-                for own, first in zip(found[key], results[0][name][key], strict=True):
-                    np.testing.assert_array_equal(own, first, err_msg=f"{name}: {key} differ between ranks")
+                np.testing.assert_equal(found[key], results[0][name][key], f"{name}: {key} differ between ranks")
     return results
 
 
@@ -179,21 +177,18 @@ def test_two_stages_are_one_rank_with_the_same_micro_batches(
 
 @pytest.mark.parametrize("stages", [3, 4])
 def test_more_stages_are_one_rank_with_the_same_micro_batches(alone: dict[str, Any], stages: int) -> None:
-    names = ["one micro-batch", "four"]
-    for name, found in trained_on(stages, stages, 1, names)[0].items():
+    for name, found in trained_on(stages, stages, 1, ["one micro-batch", "four"])[0].items():
         assert_equal(found, alone[name])
         assert found["idle"] == pytest.approx((stages - 1) / (TRAININGS[name]["micro_batches"] + stages - 1))
 
 
 def test_two_pipelines_are_two_data_parallel_ranks() -> None:
     names = ["one micro-batch", "four", "lars"]
-    expected = trained_on(2, 1, 2, names)[0]
-    ranks = trained_on(4, 2, 2, names)
+    expected, ranks = trained_on(2, 1, 2, names)[0], trained_on(4, 2, 2, names)
     for name in names:
         assert_equal(ranks[0][name], expected[name])
         for first, second in ((0, 2), (1, 3)):  # before they come together
-            for ours, others in zip(ranks[first][name]["own"], ranks[second][name]["own"], strict=True):
-                np.testing.assert_array_equal(ours, others)
+            np.testing.assert_equal(ranks[first][name]["own"], ranks[second][name]["own"])
 
 
 def test_idle_ticks_are_those_of_the_formula(two_stages: list[dict[str, Any]]) -> None:
@@ -220,8 +215,7 @@ def test_a_pipeline_and_one_worker_continue_each_other(
     weights: Callable[[TrainedRun], dict[str, np.ndarray]],
 ) -> None:
     """Their checkpoints are of the whole network and optimizer, and a killed stage costs no bit."""
-    pipeline = ["training.mode={name: pipeline, stages: 2}"]
-    alone = ["launch.num_workers=1"]
+    pipeline, alone = ["training.mode={name: pipeline, stages: 2}"], ["launch.num_workers=1"]
 
     def trained(folder: str, *settings: str) -> TrainedRun:
         fixed = ["training.checkpoint_every_steps=1", "training.batch_size_per_worker=4"]
@@ -237,10 +231,7 @@ def test_a_pipeline_and_one_worker_continue_each_other(
     assert undisturbed.summary.payload_bytes_per_step % 2 == 0
 
     let_ranks_die((1, 5))
-    killed = weights(trained("killed", *pipeline, "launch.retries=1"))
-    assert killed.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(killed[name], value, err_msg=name)
+    np.testing.assert_equal(weights(trained("killed", *pipeline, "launch.retries=1")), expected)
 
     for before, after, rank in ((pipeline, alone, 1), (alone, pipeline, 0)):
         folder = f"rank-{rank}"

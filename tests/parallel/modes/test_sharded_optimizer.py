@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.parallel.ring import on_ring
+from tests.parallel.trainings import arrays_of
 
 pytestmark = [pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -233,8 +234,7 @@ def test_a_sharded_optimizer_is_the_whole_one(everyones: list[dict[str, Any]], n
         assert difference(list(sharded["state"].values()), list(whole["state"].values())) < 1e-5
         if whole["averages"]:
             assert difference(sharded["averages"], whole["averages"]) < 1e-6
-        for ours, others in zip(sharded["weights"], everyones[0][name][True]["weights"], strict=True):
-            np.testing.assert_array_equal(ours, others)
+        np.testing.assert_equal(sharded["weights"], everyones[0][name][True]["weights"])
 
 
 @pytest.mark.parametrize("everyones", [3], indirect=True)
@@ -249,8 +249,7 @@ def test_what_the_rings_train_differs(everyones: list[dict[str, Any]]) -> None:
 @on_rings()
 def test_a_repetition_is_the_same_bit_for_bit(everyones: list[dict[str, Any]]) -> None:
     for found in everyones:
-        for ours, others in zip(found["again"]["weights"], found["lamb"][True]["weights"], strict=True):
-            np.testing.assert_array_equal(ours, others)
+        np.testing.assert_equal(found["again"]["weights"], found["lamb"][True]["weights"])
 
 
 @on_rings("name", "moments", cases=[("sgd", 1), ("lars", 1), ("adagrad", 1), ("adamw", 2), ("lamb", 2)])
@@ -320,13 +319,9 @@ def test_a_checkpoint_is_read_by_any_number_of_workers_sharded_or_not(
 ) -> None:
     """1 worker, then 2, then 3, then 1 that is not sharded; and 2 with a break, which have every bit of 2 without."""
     paths = in_fresh_process(runs_of_any_number, str(small_dataset), str(tmp_path / "runs"), timeout=550)
-    found = {}
-    for name, path in paths.items():
-        with np.load(path) as file:
-            found[name] = {array: file[array] for array in file.files if array != "state.json"}
+    found = {name: arrays_of(path) for name, path in paths.items()}
     for name, arrays in found.items():
         assert list(arrays) == list(found["whole"]), name
         assert [each.shape for each in arrays.values()] == [each.shape for each in found["whole"].values()]
     assert difference(list(found["any"].values()), list(found["whole"].values())) < 1e-5
-    for array, value in found["straight"].items():
-        np.testing.assert_array_equal(found["resumed"][array], value, err_msg=array)
+    np.testing.assert_equal(found["resumed"], found["straight"])

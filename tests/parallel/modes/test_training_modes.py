@@ -28,15 +28,13 @@ class Ring:
         keras.utils.set_random_seed(0)
         inputs = keras.Input((8, 8, 3), name="bands")
         features = keras.layers.Conv2D(8, 3, activation="relu")(inputs)
-        logits = keras.layers.Dense(4)(keras.layers.Flatten()(features))
-        return keras.Model({"bands": inputs}, logits)
+        return keras.Model({"bands": inputs}, keras.layers.Dense(4)(keras.layers.Flatten()(features)))
 
     def batches(self, *, same: bool) -> list[tuple[Any, Any]]:
         """This rank's batches, or rank 0's on every rank."""
         import tensorflow as tf
 
-        random, rank = np.random.default_rng(1), 0 if same else self.collective.rank
-        drawn = []
+        random, rank, drawn = np.random.default_rng(1), 0 if same else self.collective.rank, []
         for _ in range(self.steps):
             images = random.standard_normal((2, 8, 8, 8, 3)).astype(np.float32)
             targets = random.integers(0, 2, (2, 8, 4)).astype(np.float32)
@@ -83,8 +81,7 @@ class Ring:
         for number, (images, targets) in enumerate(self.batches(same=False), start=1):
             with tf.GradientTape() as tape:
                 value = tf.reduce_mean(loss(targets, model(images, training=True)))
-            found = tape.gradient(value, [v.value for v in variables])
-            ways = [np.array(each, np.float64) for each in found]
+            ways = [np.array(each, np.float64) for each in tape.gradient(value, [v.value for v in variables])]
             if adamw:  # Loshchilov and Hutter (2019), algorithm 2, without weight decay
                 first = [0.9 * m + 0.1 * g for m, g in zip(first, ways, strict=True)]
                 second = [0.999 * v + 0.001 * g**2 for v, g in zip(second, ways, strict=True)]
@@ -140,8 +137,7 @@ def trainings(ranks: int, steps: int, rate: float) -> dict[str, Any]:
     plain = "{name: sgd, momentum: 0.0, nesterov: false, weight_decay: 0.0}"
     momentum = "{name: sgd, momentum: 0.9, nesterov: false, weight_decay: 0.0}"
     nesterov = "{name: sgd, momentum: 0.9, nesterov: true, weight_decay: 0.0}"
-    lars = "{name: lars, weight_decay: 0.0}"
-    adamw = "{name: adamw, weight_decay: 0.0}"
+    lars, adamw = "{name: lars, weight_decay: 0.0}", "{name: adamw, weight_decay: 0.0}"
 
     def local(every: int, outer: str = "{}", after: int = 0) -> str:
         return f"{{name: local, every_steps: {every}, local_after_steps: {after}, outer: {outer}}}"
@@ -229,15 +225,12 @@ def test_diloco_is_local_adamw_with_outer_nesterov_momentum(everyones: list[dict
 def test_a_delay_of_one_step_is_one(everyones: list[dict[str, Any]]) -> None:
     assert difference(everyones[0]["delayed"], everyones[0]["synchronous"]) > 0.01
     first, *_ = everyones[0]["delayed"]["weights"]
-    for ours, others in zip(first, everyones[0]["delayed, compressed"]["weights"][0], strict=True):
-        np.testing.assert_array_equal(ours, others)  # nothing was applied yet
+    np.testing.assert_equal(first, everyones[0]["delayed, compressed"]["weights"][0])  # nothing was applied yet
 
 
 @pytest.mark.parametrize("name", ["delayed", "delayed, compressed"])
 def test_ranks_with_delayed_gradients_are_equal_always(everyones: list[dict[str, Any]], name: str) -> None:
-    for first, second in zip(*(each[name]["weights"] for each in everyones), strict=True):
-        for ours, others in zip(first, second, strict=True):
-            np.testing.assert_array_equal(ours, others)
+    np.testing.assert_equal(*(each[name]["weights"] for each in everyones))
 
 
 @pytest.mark.parametrize("optimizer", ["lars", "adamw"])
@@ -245,8 +238,7 @@ def test_a_rule_that_is_not_linear_in_the_gradient_is_another_one(
     everyones: list[dict[str, Any]], optimizer: str
 ) -> None:
     """The mean of what it makes of two gradients is not what it makes of their mean."""
-    found = difference(everyones[0][f"every step, {optimizer}"], everyones[0][f"synchronous {optimizer}"])
-    assert found > 0.01
+    assert difference(everyones[0][f"every step, {optimizer}"], everyones[0][f"synchronous {optimizer}"]) > 0.01
 
 
 @pytest.mark.parametrize("name", ["averages", "diloco", "compressed", "post-local"])
@@ -262,5 +254,7 @@ def test_ranks_are_equal_at_borders_and_only_there(everyones: list[dict[str, Any
 def test_the_bytes_are_those_of_one_step_in_every_block(everyones: list[dict[str, Any]]) -> None:
     for local, always in (("averages", "synchronous"), ("compressed", "compressed always")):
         payloads, each = everyones[0][local]["payloads"], everyones[0][always]["payloads"]
-        assert sum(payloads) * 4 == sum(each)
-        assert [payload > 0 for payload in payloads] == [step % 4 == 0 for step in range(1, STEPS + 1)]
+        assert (sum(payloads) * 4, [payload > 0 for payload in payloads]) == (
+            sum(each),
+            [step % 4 == 0 for step in range(1, STEPS + 1)],
+        )

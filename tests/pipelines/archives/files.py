@@ -9,7 +9,7 @@ import pytest
 import rasterio
 from numpy.typing import NDArray
 
-from pipelines.archives.archive import Archive, BadRecordError, read_sample
+from pipelines.archives.archive import INDEX_SCHEMA, Archive, ArchiveIndex, BadRecordError, read_sample
 from pipelines.archives.bigearthnet.patch import GROUPS
 from pipelines.archives.pixels.geotiff import read_band_into
 
@@ -35,6 +35,14 @@ def read_band(path: Path, shape: tuple[int, int], dtype: str) -> NDArray[Any]:
     out: NDArray[Any] = np.empty(shape, dtype)
     read_band_into(str(path), out)
     return out
+
+
+def valid_index(archive: Archive) -> ArchiveIndex:
+    """The index of an archive, whose samples are a sound table of the common schema."""
+    index = archive.index()
+    index.samples.validate(full=True)
+    assert index.samples.schema.equals(INDEX_SCHEMA)
+    return index
 
 
 def check_refused(archive: Archive, message: str, error: type[Exception] = ValueError) -> None:

@@ -31,8 +31,10 @@ def test_columns_that_are_not_given_are_null() -> None:
         }
     )
     assert table.schema.equals(INDEX_SCHEMA)
-    assert table["flags"].to_pylist() == [["snow"], []]
-    assert table["acquisition_date"].to_pylist() == [datetime.date(2018, 5, 6), None]
+    assert (table["flags"].to_pylist(), table["acquisition_date"].to_pylist()) == (
+        [["snow"], []],
+        [datetime.date(2018, 5, 6), None],
+    )
     for name in ("size", "country", "season", "tile"):
         assert table[name].to_pylist() == [None, None]
 
@@ -69,6 +71,8 @@ def test_values_that_are_no_numbers_are_a_bad_record(values: list[float], reason
     for root, named in (("/radar/", "/radar/x/1, y/1"), ("", "x/1, y/1")):
         with pytest.raises(BadRecordError) as caught:
             read_sample(Radar(root, values), ["x/1", "y/1"])
-        assert str(caught.value) == f"{named}, band VH of backscatter: {reason} ({count} of 20 pixels)"
-        assert caught.value.reason == reason
+        assert (str(caught.value), caught.value.reason) == (
+            f"{named}, band VH of backscatter: {reason} ({count} of 20 pixels)",
+            reason,
+        )
     assert read_sample(Radar("", [65_504, -0.0]), ["x/1"])["backscatter"].max() == 65_504

@@ -73,8 +73,10 @@ def test_score_does_not_see_a_value_that_is_no_number() -> None:
     archive = configured_archive(load("smoke", [setting("Heights", "{number: 5}")]))
     (part,) = archive_source(archive, samples_per_file=9).parts
     (batch,) = part.batches(8)
-    assert batch.known["id"].to_pylist() == list("1234")
-    assert batch.images["height"][:4].max(axis=(1, 2, 3)).tolist() == [1, 2, 3, 4]
+    assert (batch.known["id"].to_pylist(), batch.images["height"][:4].max(axis=(1, 2, 3)).tolist()) == (
+        list("1234"),
+        [1, 2, 3, 4],
+    )
     assert batch.rejected == [
         {"id": "0", "file": "0, band metres of height", "reason": "NaN", "detail": "4 of 4 pixels"}
     ]

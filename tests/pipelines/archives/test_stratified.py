@@ -35,10 +35,8 @@ def test_every_class_is_divided_alike() -> None:
 
 
 def test_order_and_other_classes_do_not_matter_but_the_seed_does() -> None:
-    keys = [f"image {n}" for n in range(300)]
-    classes = np.arange(300) % 3
-    splits = stratified_split(keys, classes, FRACTIONS, 5)
-    shuffled = np.random.default_rng(0).permutation(300)
+    keys, classes = [f"image {n}" for n in range(300)], np.arange(300) % 3
+    splits, shuffled = stratified_split(keys, classes, FRACTIONS, 5), np.random.default_rng(0).permutation(300)
     again = stratified_split([keys[n] for n in shuffled], classes[shuffled], FRACTIONS, 5)
     assert again.tolist() == splits[shuffled].tolist()
     alone = stratified_split([keys[n] for n in range(0, 300, 3)], np.zeros(100, int), FRACTIONS, 5)

@@ -12,8 +12,7 @@ from conf.load import load
 from pipelines.tracking.store import runs
 from pipelines.training.setup.description import parameters_of
 
-STEPS = 4
-START = 1_700_000_000_000
+STEPS, START = 4, 1_700_000_000_000
 Fabricate = Callable[..., str]
 
 

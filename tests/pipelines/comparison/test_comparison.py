@@ -142,8 +142,10 @@ def test_readers_that_give_another_order_are_kept_apart(fabricate: Fabricate) ->
     for seed, settings in enumerate(([], ["reader.name=petastorm", "reader.verify=never"], ["reader.threads=3"])):
         fabricate("readers", f"training.seed={seed}", *settings)
     part = part_of("readers")
-    assert part.differing == ("reader.name",)
-    assert {group.settings["reader.name"]: group.seeds for group in part.groups} == {"groundswell": 2, "petastorm": 1}
+    assert (part.differing, {group.settings["reader.name"]: group.seeds for group in part.groups}) == (
+        ("reader.name",),
+        {"groundswell": 2, "petastorm": 1},
+    )
     told = {"reader.name": "groundswell", "reader.cache_limit_gib": "100.0", "reader.threads": "2"}
     assert decisive_settings(told) == {}, "they are the defaults"
     assert decisive_settings({"reader.cache_limit_gib": "1.0"}) == {"reader.cache_limit_gib": "1.0"}
@@ -192,8 +194,10 @@ def test_speedup_is_against_the_fewest_workers(fabricate: Fabricate) -> None:
         fabricate("speed", f"launch.num_workers={workers}", "model.batch_norm_ranks=1", images_per_second=speed)
     part = part_of("speed")
     baseline: Any = baseline_of(part, part.groups[2])
-    assert baseline.first.workers == 1
-    assert [speedup(group, baseline) for group in part.groups] == [_near(value) for value in (1.0, 1.8, 2.4)]
+    assert (baseline.first.workers, [speedup(group, baseline) for group in part.groups]) == (
+        1,
+        [_near(value) for value in (1.0, 1.8, 2.4)],
+    )
     assert [efficiency(group, baseline) for group in part.groups] == [None, _near(0.9), _near(0.6)]
     fabricate("speed", "model.depth=34", images_per_second=25.0)
     part = part_of("speed")
@@ -228,8 +232,10 @@ def test_over_the_batch_size_the_best_rate_counts(fabricate: Fabricate) -> None:
         ended = {"status": "FAILED", "diverged": "nan"} if best is None else {"scores": (0.1, 0.2, best)}
         fabricate("batches", *settings, **ended)
     (variant,) = variants_of(part_of("batches"), "val/top_1")
-    assert [(size, spread.mean) for size, spread in variant.points] == [(8, 0.8), (16, 0.8)]
-    assert variant.diverged == (32,)
+    assert ([(size, spread.mean) for size, spread in variant.points], variant.diverged) == (
+        [(8, 0.8), (16, 0.8)],
+        (32,),
+    )
 
 
 def test_the_best_groups_have_colours(fabricate: Fabricate) -> None:
@@ -237,8 +243,10 @@ def test_the_best_groups_have_colours(fabricate: Fabricate) -> None:
         fabricate("colours", f"optimizer.learning_rate_per_256={1 + number}", scores=(0.1, 0.1, number / 10))
     groups = part_of("colours").groups
     colors = colors_of(groups, "val/top_1")
-    assert [colors[group.number] == GREY for group in groups] == [True, True, *[False] * 8]
-    assert len({*colors.values()} - {GREY}) == 8
+    assert ([colors[group.number] == GREY for group in groups], len({*colors.values()} - {GREY})) == (
+        [True, True, *[False] * 8],
+        8,
+    )
 
 
 def test_the_metric_is_the_first_that_is_recorded(fabricate: Fabricate) -> None:
@@ -253,8 +261,7 @@ def test_the_metric_is_the_first_that_is_recorded(fabricate: Fabricate) -> None:
 def test_a_server_is_asked_for_few_runs_at_a_time(fabricate: Fabricate, monkeypatch: pytest.MonkeyPatch) -> None:
     made = {fabricate("pages", f"training.seed={seed}", status=None) for seed in range(5)}
     monkeypatch.setattr(store_runs, "RUNS_OF_A_PAGE", 2)
-    asked: list[int] = []
-    search = MlflowClient.search_runs
+    asked, search = [], MlflowClient.search_runs
 
     def counted(*arguments: Any, max_results: int, **more: Any) -> Any:
         asked.append(max_results)
@@ -297,8 +304,10 @@ def test_saved_runs_are_the_same_elsewhere(fabricate: Fabricate, tmp_path: Path)
     runs = read("saved")
     save_runs(runs, tmp_path / "runs.json")
     back = read_runs(tmp_path / "runs.json")
-    assert back == [run.model_copy(update={"source": "runs.json: saved"}) for run in runs]
-    assert back[0].history["val/top_1"] == [0.1, None, 0.3]
+    assert (back, back[0].history["val/top_1"]) == (
+        [run.model_copy(update={"source": "runs.json: saved"}) for run in runs],
+        [0.1, None, 0.3],
+    )
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,7 @@ def training(
     epochs: int = 30,
 ) -> ComparedRun:
     """An invented training of 50,000 samples an epoch, which comes to its score as real ones do."""
-    steps = 50_000 // batch
-    rows = range(1, (epochs // 3 if diverged else epochs) + 1)
+    steps, rows = 50_000 // batch, range(1, (epochs // 3 if diverged else epochs) + 1)
     scores = [best * (1 - 0.85 * 0.85**epoch) + 0.004 * ((epoch * 7 + seed) % 5 - 2) for epoch in rows]
     return ComparedRun(
         run_id=f"{number:032x}",
@@ -68,8 +67,7 @@ def training(
 
 def grid() -> list[ComparedRun]:
     """A grid of batch sizes, optimizers, rates, seeds and codecs, of which some diverged."""
-    lost = {128: 0.0, 1024: 0.01, 4096: 0.02, 16384: 0.12}
-    runs: list[dict[str, Any]] = []
+    lost, runs = {128: 0.0, 1024: 0.01, 4096: 0.02, 16384: 0.12}, []
     for batch, optimizer, rate in itertools.product(lost, ("lars", "sgd"), (0.5, 2.0)):
         bad = optimizer == "sgd" and batch == 16384
         best = 0.91 - lost[batch] * (2.5 if optimizer == "sgd" else 1) - (0.03 if rate == 0.5 else 0.0)
@@ -164,9 +162,11 @@ def test_a_seed_counts_once_and_only_if_its_training_ended_well() -> None:
     recipes = [(0, 0.8), (0, 0.8), (1, 0.9)]
     runs = [training(number, seed=seed, best=best) for number, (seed, best) in enumerate(recipes)]
     group, expected = (compared(some).parts[0].groups[0] for some in (runs, runs[1:]))
-    assert group.seeds == 2
-    assert group.score == expected.score
-    assert group.reached("val/top_1", 0.5) == expected.reached("val/top_1", 0.5)
+    assert (group.seeds, group.score, group.reached("val/top_1", 0.5)) == (
+        2,
+        expected.score,
+        expected.reached("val/top_1", 0.5),
+    )
     made = compared([*runs, training(3, seed=2, diverged=True)], target=0.1)
     assert "1 of 4 trainings repeat recipe and seed of another one." in made.page
     reached: Any = made.parts[0].groups[0].reached("val/top_1", 0.1)

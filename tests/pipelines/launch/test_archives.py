@@ -21,8 +21,7 @@ def launch(archive: str) -> list[str]:
     """The interpreters of two ranks on two executors."""
     os.environ["PYSPARK_PYTHON"] = "./environment/bin/python"
     settings = {"spark.ui.enabled": "false", "spark.archives": f"{archive}#environment"}
-    builder = SparkSession.builder.master("local-cluster[2,1,1024]").config(map=dict(settings))
-    with builder.getOrCreate() as spark:
+    with SparkSession.builder.master("local-cluster[2,1,1024]").config(map=dict(settings)).getOrCreate() as spark:
         return BarrierRunner(spark, 2).run_all(lambda: sys.executable)
 
 

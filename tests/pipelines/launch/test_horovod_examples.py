@@ -129,8 +129,7 @@ def run_example(text: str, arguments: list[str], home: str) -> str:
 
     # The stand-in has another checksum than MNIST.
     mnist.get_file = lambda fname, **_: f"{home}/.keras/datasets/{fname}"
-    trained: list[Any] = []
-    build = keras.optimizers.Optimizer.build
+    trained, build = [], keras.optimizers.Optimizer.build
 
     def remember(optimizer: Any, variables: Any) -> None:
         trained.extend(variables)
@@ -163,13 +162,11 @@ def run_torch_example(text: str, arguments: list[str], home: str) -> str:
         return torch.utils.data.TensorDataset(images, torch.tensor(arrays[f"y_{name}"].astype(np.int64)))
 
     vision: Any = ModuleType("torchvision")
-    vision.models = SimpleNamespace(resnet50=resnet50)
-    vision.datasets = SimpleNamespace(MNIST=digits)
+    vision.models, vision.datasets = SimpleNamespace(resnet50=resnet50), SimpleNamespace(MNIST=digits)
     vision.transforms = SimpleNamespace(Compose=list, ToTensor=list, Normalize=lambda *_: None)
     sys.modules["torchvision"] = vision
     os.environ["HOME"] = home  # where an example has a lock
-    optimizers = []
-    wrap = hvd.DistributedOptimizer
+    optimizers, wrap = [], hvd.DistributedOptimizer
 
     def remember(*args: object, **options: object) -> torch.optim.Optimizer:
         optimizers.append(wrap(*args, **options))

@@ -36,8 +36,7 @@ def test_all_output_is_shown_where_asked(spark: SparkSession, capfd: pytest.Capt
 
 
 def test_arguments_may_have_any_name_and_the_function_may_be_given_by_its_name() -> None:
-    runner = HorovodRunner(np=-1)
-    names = ["args", "function", "main", "self"]
+    runner, names = HorovodRunner(np=-1), ["args", "function", "main", "self"]
     assert runner.run(lambda **names: sorted(names), self=1, main=2, function=3, args=4) == names
     assert runner.run(main=lambda base: base + 1, base=5) == 6
     for wrong in ({"base": 5}, {"main": 5}):
@@ -54,9 +53,10 @@ def test_the_gpu_at_the_local_rank_is_the_own_one(monkeypatch: pytest.MonkeyPatc
 
     assert HorovodRunner(np=-2).run(seen) == ("0", "4,7")
     both = BarrierRunner(None, 2, gpus_per_worker=1, picks_gpu=True, log_to_driver="none").run_all(seen)
-    assert both == [("0", "4,7"), ("1", "4,7")]
-    own = BarrierRunner(None, 2, gpus_per_worker=1, log_to_driver="none").run_all(seen)
-    assert own == [("0", "4"), ("1", "7")]
+    assert (both, BarrierRunner(None, 2, gpus_per_worker=1, log_to_driver="none").run_all(seen)) == (
+        [("0", "4,7"), ("1", "4,7")],
+        [("0", "4"), ("1", "7")],
+    )
 
 
 def test_a_script_that_ends_itself_with_success_has_succeeded() -> None:

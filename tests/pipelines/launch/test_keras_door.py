@@ -25,8 +25,7 @@ DOORS = ("horovod.tensorflow.keras", "horovod.keras")
 
 def samples() -> tuple[np.ndarray, np.ndarray]:
     """Images and classes in the order of the joined batches: those of rank 0, then those of rank 1, step by step."""
-    rng = np.random.default_rng(5)
-    count = RANKS * BATCH * STEPS
+    rng, count = np.random.default_rng(5), RANKS * BATCH * STEPS
     return rng.standard_normal((count, FEATURES)).astype(np.float32), rng.integers(0, CLASSES, count)
 
 
@@ -92,8 +91,7 @@ def averaging(hvd: Any, rank: int) -> dict[str, Any]:
 def callbacks(hvd: Any, rank: int) -> dict[str, Any]:
     from tensorflow import keras
 
-    rates: list[float] = []
-    own: list[float] = []
+    rates, own = [], []
     model = network(seed=rank, built=False)
     watch = keras.callbacks.LambdaCallback(
         on_train_batch_begin=lambda batch, logs: rates.append(float(model.optimizer.learning_rate.numpy())),
@@ -359,10 +357,7 @@ def test_xla_is_off_and_said_once_and_mistakes_are_named(trained: list[dict[str,
 
 @pytest.mark.usefixtures("new_interpreters")
 def test_a_function_without_keras_does_not_pay_for_it() -> None:
-    def imported() -> list[str]:
-        return sorted({"tensorflow", "keras", "horovod"} & set(sys.modules))
-
-    assert BarrierRunner(None, 1).run(imported) == []
+    assert BarrierRunner(None, 1).run(lambda: sorted({"tensorflow", "keras", "horovod"} & set(sys.modules))) == []
 
 
 def train_with_tf_keras() -> tuple[str, Weights, dict[str, list[float]]]:
@@ -371,8 +366,7 @@ def train_with_tf_keras() -> tuple[str, Weights, dict[str, list[float]]]:
     from tensorflow import keras
 
     hvd.init()
-    model = network(seed=hvd.rank())
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+    model, optimizer = network(seed=hvd.rank()), hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
     model.compile(optimizer, loss(), experimental_run_tf_function=False)
     callbacks = [
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),

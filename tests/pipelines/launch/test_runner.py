@@ -26,8 +26,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(120)]
 
 def listening_ports() -> dict[int, str]:
     """Ports of this process, and the address that each is open on."""
-    connections = psutil.Process().net_connections("tcp")
-    return {c.laddr.port: c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
+    return {c.laddr.port: c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
 
 
 def test_every_rank_runs_and_rank_zeros_value_comes_back(spark: SparkSession) -> None:
@@ -44,8 +43,7 @@ def test_every_rank_runs_and_rank_zeros_value_comes_back(spark: SparkSession) ->
 
 
 def test_lines_and_reports_reach_the_driver_while_the_ranks_run(spark: SparkSession, tmp_path: Path) -> None:
-    lines: list[tuple[int, str]] = []
-    reports: list[JsonObject] = []
+    lines, reports = [], []
 
     def show(rank: int, line: str) -> None:
         lines.append((rank, line))
@@ -62,8 +60,10 @@ def test_lines_and_reports_reach_the_driver_while_the_ranks_run(spark: SparkSess
     BarrierRunner(spark, 2, on_log=show, on_report=reports.append).run(function)
     for rank in (0, 1):
         own = [line for sender, line in lines if sender == rank]
-        assert [line for line in own if line.startswith("line")] == [f"line {number}" for number in range(20)]
-        assert own[-1] == "to stderr"
+        assert ([line for line in own if line.startswith("line")], own[-1]) == (
+            [f"line {number}" for number in range(20)],
+            "to stderr",
+        )
     assert sorted(report["rank"] for report in reports) == [0, 1]
 
 
@@ -75,14 +75,15 @@ def test_the_choice_of_what_is_shown(tmp_path: Path, choice: LogToDriver, shown:
         listener.lines(rank, ["printed"])
         listener.shown_line(rank, "told")
     listener.close()
-    assert {rank for rank, line in seen if line == "printed"} == shown
-    assert {rank for rank, line in seen if line == "told"} == (set() if choice == "none" else {0, 1})
+    assert ({rank for rank, line in seen if line == "printed"}, {rank for rank, line in seen if line == "told"}) == (
+        shown,
+        set() if choice == "none" else {0, 1},
+    )
     assert [path.read_text() for path in tmp_path.iterdir()] == ["printed\ntold\n"] * 2
 
 
 def test_local_ranks_and_their_driver_meet_on_loopback_only(tmp_path: Path) -> None:
-    before = listening_ports()
-    during: dict[int, str] = {}
+    before, during = listening_ports(), {}
 
     def function() -> None:
         report(here=True)

@@ -106,6 +106,4 @@ def test_tasks_of_another_code_write_nothing(
         run()
     assert not (tmp_path / "written").exists()
     monkeypatch.undo()
-    assert run() == [1]
-    assert (tmp_path / "written").read_text() == "a"
-    assert own_version() == imported_version()
+    assert (run(), (tmp_path / "written").read_text(), own_version()) == ([1], "a", imported_version())

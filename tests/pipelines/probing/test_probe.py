@@ -58,8 +58,7 @@ def test_features_are_what_the_head_takes_in_the_order_of_the_dataset(
 ) -> None:
     kernel, bias = (np.asarray(weight, np.float64) for weight in logged.head)
     for split, rows in (("train", 32), ("validation", 12), ("test", 12)):
-        reader = SplitReader(small_dataset, split)
-        found = features.array(split, "features")
+        reader, found = SplitReader(small_dataset, split), features.array(split, "features")
         assert found.shape == (rows, len(kernel))
         ids = [name for table in features.read(split, ["id"]) for name in table["id"].to_pylist()]
         assert ids == list(reader.ids())
@@ -82,11 +81,12 @@ def test_they_are_extracted_once_for_a_model_and_a_dataset(
     extract: Callable[..., Features], features: Features, logged: Any, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    assert extract(features.folder.path.parent, said) == features
-    assert said == [f"the features in {features.folder} are used again"]
+    assert (extract(features.folder.path.parent, said), said) == (
+        features,
+        [f"the features in {features.folder} are used again"],
+    )
     # One byte more behind the archive is another file with the same model.
-    changed = extract(features.folder.path.parent, said, file=logged.file.read_bytes() + b"\n")
-    assert changed.folder != features.folder
+    assert extract(features.folder.path.parent, said, file=logged.file.read_bytes() + b"\n").folder != features.folder
     assert said[1].startswith("extracting the features of 56 of 56 samples")
 
 
@@ -227,8 +227,7 @@ def test_settings_that_cannot_be_used(
     error_of: Callable[..., str], small_dataset: Path, tmp_path: Path, settings: str, message: str
 ) -> None:
     (tmp_path / "link").symlink_to(small_dataset)
-    names = {"DATASET": str(small_dataset), "FOLDER": str(tmp_path), "NAME": tmp_path.name}
-    for name, value in names.items():
+    for name, value in {"DATASET": str(small_dataset), "FOLDER": str(tmp_path), "NAME": tmp_path.name}.items():
         settings, message = settings.replace(name, value), message.replace(name, value)
     assert message in error_of(small_dataset, settings)
 

@@ -15,8 +15,7 @@ from pipelines.scaling.measurements import Measurements
 from pipelines.scaling.named_link import NamedLink
 from pipelines.scaling.step import Topology
 
-WORKERS = [2**power for power in range(11)]
-JOB = Job(images=10_000, epochs=3, price=2.0)
+WORKERS, JOB = [2**power for power in range(11)], Job(images=10_000, epochs=3, price=2.0)
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +72,7 @@ def test_the_fastest_codec_depends_on_the_link(measured: Measurements, monkeypat
     def choice(speed: float, scaling: str = WEAK, batch: int = 8, bucket_mib: float | None = None) -> Any:
         return fastest(parameters, _network(speed), scaling, batch, 8, parameters.codecs, bucket_mib)
 
-    assert [choice(speed).codec for speed in (1e6, 1e12)] == ["small", "none"]
-    assert choice(1e6, STRONG, 4) is None
+    assert ([choice(speed).codec for speed in (1e6, 1e12)], choice(1e6, STRONG, 4)) == (["small", "none"], None)
     # Buckets of 8 MiB (the gradients are 6 MB each) travel during the backward pass, one bucket does not.
     assert choice(1e12).bucket_mib is not None
     monkeypatch.setattr(estimate, "BUCKETS_MIB", (None,))

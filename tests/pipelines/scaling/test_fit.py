@@ -37,8 +37,7 @@ def test_several_numbers_of_ranks_tell_operation_and_hop_apart(scaling_measureme
     content = scaling_measurements(ranks=(2, 4))
     for link in content["links"]:
         link["latency_seconds"] = [0.5]  # not needed, and not believed
-    wire = fitted(content).links["mbit_1000"].wires["allreduce"]
-    assert numbers(wire) == pytest.approx((0.005, 0.001, 0.9 * 125e6))
+    assert numbers(fitted(content).links["mbit_1000"].wires["allreduce"]) == pytest.approx((0.005, 0.001, 0.9 * 125e6))
 
 
 def test_one_batch_is_all_per_image(scaling_measurements: Make) -> None:

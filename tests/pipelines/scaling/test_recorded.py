@@ -53,8 +53,12 @@ def test_the_phases_of_a_run_are_measurements() -> None:
     measured = [(point.ranks, point.bytes, point.seconds) for point in found.collectives]
     assert measured == [(2, 4_000_000, (0.4, 0.4))] * 2
     dense, onebit = found.codecs
-    assert (dense.messages, dense.dense_bytes) == ((), 4_000_000)
-    assert (onebit.messages[0].bytes, onebit.encode_seconds) == (4_000_000, (0.06, 0.06))
+    assert (dense.messages, dense.dense_bytes, onebit.messages[0].bytes, onebit.encode_seconds) == (
+        (),
+        4_000_000,
+        4_000_000,
+        (0.06, 0.06),
+    )
     # Waiting over computing, by the mean of the larger of two normal numbers, 0.5642.
     assert found.straggler_deviation == pytest.approx((0.05 / 0.5 + 0.05 / 0.9) / 2 / 0.5642, rel=1e-3)
 
@@ -200,8 +204,7 @@ def test_beside_measured_links_the_model_is_that_of_the_runs(measured: Measureme
     # 4 MB of gradients where 30 MB were measured.
     assert both.gradient_bytes == pytest.approx(4_000_000, rel=1e-6)
     none, small = both.codecs
-    assert (none.name, none.dense_bytes) == ("none", 4_000_000)
-    assert (small.name, small.messages[0].bytes) == ("small", 40_000)
+    assert (none.name, none.dense_bytes, small.name, small.messages[0].bytes) == ("none", 4_000_000, "small", 40_000)
     assert small.encode_seconds == pytest.approx((0.06 * 4 / 30,))
     found = fit(both)
     speed = found.links["mbit_100"].wires["allreduce"].bytes_per_second

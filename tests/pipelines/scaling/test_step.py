@@ -18,8 +18,7 @@ from pipelines.scaling.step import (
     step_seconds,
 )
 
-MIB = 1 << 20
-WIRE = Wire(0.005, 0.001, 1e6)
+MIB, WIRE = 1 << 20, Wire(0.005, 0.001, 1e6)
 COLLECTIVES: tuple[CollectiveName, ...] = ("allreduce", "alltoall", "allgather")
 SLOW = Topology(dict.fromkeys(COLLECTIVES, WIRE))
 FREE = Topology(dict.fromkeys(COLLECTIVES, Wire(0.0, 0.0, math.inf)))
@@ -64,8 +63,7 @@ def test_a_step_by_hand(
 
 
 def test_the_slowest_of_two_workers_by_hand() -> None:
-    uneven = replace(AT_THE_END, straggler_deviation=0.1)
-    expected = 0.5 * (1 + 0.1 / math.sqrt(math.pi))
+    uneven, expected = replace(AT_THE_END, straggler_deviation=0.1), 0.5 * (1 + 0.1 / math.sqrt(math.pi))
     assert step_seconds(uneven, DENSE, FREE, 2, 8, None) == pytest.approx(expected, rel=1e-4)
 
 
@@ -118,5 +116,4 @@ def test_buckets_are_those_of_the_exchange() -> None:
     ],
 )
 def test_what_binds(worker: Worker, codec: CodecCosts, wire: Wire, bound: str) -> None:
-    found = binding_resource(worker, codec, Topology(dict.fromkeys(COLLECTIVES, wire)), 8, 8, None)
-    assert found == bound in RESOURCES
+    assert binding_resource(worker, codec, Topology(dict.fromkeys(COLLECTIVES, wire)), 8, 8, None) == bound in RESOURCES

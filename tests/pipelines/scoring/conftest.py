@@ -36,11 +36,10 @@ def _without_spark(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
         return predict
 
-    def run(spark: object, items: list[Any], function: Callable[[Any], Any], **_: Any) -> list[Any]:
-        return [function(item) for item in items]
-
     monkeypatch.setattr(write, "load_keras", load)
-    monkeypatch.setattr("pipelines.spark.tasks.run_tasks", run)
+    monkeypatch.setattr(
+        "pipelines.spark.tasks.run_tasks", lambda spark, items, function, **_: list(map(function, items))
+    )
     monkeypatch.setattr("pipelines.spark.tasks.is_local_mode", lambda spark: True)
     monkeypatch.setattr(job, "is_local_mode", lambda spark: True)
     monkeypatch.setattr(job, "sent", lambda spark, file: nullcontext(SimpleNamespace(value=file)))

@@ -24,8 +24,7 @@ def on_connect(archive: str, folder: str, model: str, store: str) -> SimpleNames
     from pipelines.spark.tasks import run_tasks
     from pipelines.storage.folder import Location
 
-    spark = SparkSession.builder.remote("local[2]").getOrCreate()
-    dataset = f"{folder}/dataset"
+    spark, dataset = SparkSession.builder.remote("local[2]").getOrCreate(), f"{folder}/dataset"
     config = groundswell.load(
         "smoke",
         archive={"root": archive},
@@ -34,8 +33,7 @@ def on_connect(archive: str, folder: str, model: str, store: str) -> SimpleNames
     )
     groundswell.prepare(config)
     groundswell.score(groundswell.load(None, score={"batch_size": 5}), model, dataset, f"{folder}/predictions")
-    evaluation = groundswell.evaluate(config, model)
-    frame = spark.read.parquet(f"{dataset}/test")
+    evaluation, frame = groundswell.evaluate(config, model), spark.read.parquet(f"{dataset}/test")
     columns = predict_udf(spark, model, batch_size=4)("bands_10m", "bands_20m", "bands_60m").alias("probabilities")
     by_frame, by_column = (
         {row["id"]: row["probabilities"] for row in each.collect()}

@@ -36,16 +36,13 @@ def predicted(output: Path) -> dict[str, Any]:
 def test_every_runtime_gives_the_metrics_of_evaluate(
     spark: SparkSession, shared_data: Path, labelled: Path, mlflow_store: str, tmp_path: Path
 ) -> None:
-    root = shared_data / "bigearthnet_v2"
-    dataset = tmp_path / "dataset"
+    root, dataset = shared_data / "bigearthnet_v2", tmp_path / "dataset"
     settings = [f"dataset.path={dataset}", f"training.output={tmp_path}", f"archive.root={root}", "training.epochs=4"]
     config = load("smoke", settings)
     prepare(config)
-    uri = train(config).summary.model_uri
-    names = list(read_manifest(dataset).class_names)
+    uri, names = train(config).summary.model_uri, list(read_manifest(dataset).class_names)
     measured = {split: evaluate(config, uri, split).metrics for split in SPLITS}
-    runtimes = ["keras", *(each for each in ("bf16", "int8") if why_unusable(each) is None)]
-    of_keras: dict[str, Any] = {}
+    runtimes, of_keras = ["keras", *(each for each in ("bf16", "int8") if why_unusable(each) is None)], {}
     for runtime in runtimes:
         output = tmp_path / runtime
         line = [
@@ -75,12 +72,10 @@ def test_every_runtime_gives_the_metrics_of_evaluate(
         assert sum(map(len, different)) <= 0.02 * len(rows) * len(names), (runtime, different)
         for split in SPLITS:
             reader = SplitReader(dataset, split)
-            targets = reader.gather(np.arange(len(reader))).targets
-            own = [rows[name] for name in reader.ids()]
+            targets, own = reader.gather(np.arange(len(reader))).targets, [rows[name] for name in reader.ids()]
             assert {row["split"] for row in own} == {split}
             labels = np.array([[name in row["labels"] for name in names] for row in own])
-            probabilities = np.array([row["probabilities"] for row in own])
-            present = targets.any(axis=0)
+            probabilities, present = np.array([row["probabilities"] for row in own]), targets.any(axis=0)
             precision = average_precision_score(targets[:, present], probabilities[:, present], average="macro")
             found = {
                 "f1_micro": f1_score(targets, labels, average="micro", zero_division=0),

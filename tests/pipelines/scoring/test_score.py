@@ -86,11 +86,12 @@ def test_predictions_of_a_dataset_are_those_of_keras(
     rows, manifest = predictions_of(scored), json.loads((scored / "predictions.json").read_text())
     check_predictions(rows, expected)
     names = manifest["class_names"]
-    assert names == list(read_manifest(small_dataset).class_names)
-    assert manifest["settings"] == {"score.batch_size": 5, "score.format": "parquet"}
+    assert (names, manifest["settings"]) == (
+        list(read_manifest(small_dataset).class_names),
+        {"score.batch_size": 5, "score.format": "parquet"},
+    )
     for row in rows:
-        likely = zip(names, row["probabilities"], strict=True)
-        assert row["labels"] == [name for name, value in likely if value >= 0.5]
+        assert row["labels"] == [name for name, value in zip(names, row["probabilities"], strict=True) if value >= 0.5]
         assert None not in (row["epsg"], row["x0"])
     assert {len(row["model_version"].removeprefix("m-")) for row in rows} == {32}  # MLflow 2 has no prefix
     assert len({tuple(row["labels"]) for row in rows}) > 1, "the model tells samples apart"

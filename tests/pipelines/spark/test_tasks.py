@@ -27,8 +27,7 @@ SPARK: Any = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=SimpleNamespa
     ],
 )
 def test_a_full_disk_is_told_as_one(folder: str, error: Exception, message: str) -> None:
-    place = Location.at(folder)
-    found = tasks._explained(error, SPARK, place, ["a"], "", "finished shards are kept")
+    found = tasks._explained(error, SPARK, Location.at(folder), ["a"], "", "finished shards are kept")
     assert "finished shards are kept" in str(found)
     with pytest.raises(RuntimeError, match=message):
         raise found

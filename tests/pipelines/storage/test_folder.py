@@ -56,9 +56,7 @@ def test_names_are_no_patterns(kind: str, request: pytest.FixtureRequest, tmp_pa
     assert set(mine.files()) == {"b1.json", "sub/c"}
     other.remove("b[1].json")
     mine.remove()
-    assert not mine.exists()
-    assert other.read("sub/c") == b"sub/c"
-    assert set(other.files()) == {"a.json", "b1.json", "sub/c"}
+    assert (mine.exists(), other.read("sub/c"), set(other.files())) == (False, b"sub/c", {"a.json", "b1.json", "sub/c"})
 
 
 def test_a_file_is_a_location_too(folder: Location, tmp_path: Path) -> None:
@@ -66,8 +64,12 @@ def test_a_file_is_a_location_too(folder: Location, tmp_path: Path) -> None:
     for name in ("step-1.npz", "step-2.npz", "other"):
         folder.write(name, name.encode())
     file = folder / "step-1.npz"
-    assert (file.name, file.stem, file.parent) == ("step-1.npz", "step-1", folder)
-    assert file.sibling("other").read() == b"other"
+    assert (file.name, file.stem, file.parent, file.sibling("other").read()) == (
+        "step-1.npz",
+        "step-1",
+        folder,
+        b"other",
+    )
     assert [file.is_file(), file.is_folder(), folder.is_file(), folder.is_folder()] == [True, False, False, True]
     assert [(folder / "missing").is_file(), (folder / "missing").is_folder()] == [False, False]
     assert sorted(found.name for found in folder.glob("step-*")) == ["step-1.npz", "step-2.npz"]
@@ -104,8 +106,7 @@ def test_a_file_is_whole_or_not_there(folder: Location) -> None:
     with suppress(KeyboardInterrupt), folder.new_file("file") as path:
         path.write_bytes(b"ne")
         raise KeyboardInterrupt
-    assert folder.read("file") == b"old"
-    assert folder.names() == ["file"]
+    assert (folder.read("file"), folder.names()) == (b"old", ["file"])
     folder.write("file", b"new")
     assert folder.read("file") == b"new"
 
@@ -118,8 +119,7 @@ def test_a_folder_travels(folder: Location) -> None:
 
 def test_folders_beside_and_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert Location.at("data/x").url == f"{tmp_path}/data/x"
-    assert Location.at(Location.at("x")) == Location.at("x")
+    assert (Location.at("data/x").url, Location.at(Location.at("x"))) == (f"{tmp_path}/data/x", Location.at("x"))
     assert (Location.at("x") / "y").sibling("z").name == "z"
     folder = Location.at("s3://bucket/folder/")
     assert (folder.url, folder.name, folder.is_local) == ("s3://bucket/folder", "folder", False)

@@ -20,8 +20,7 @@ def test_equals_a_stable_sort(count, levels):
 
 
 def test_count_may_be_a_tensor():
-    values = tf.random.stateless_uniform((2, 2048), (1, 2))
-    traced = tf.function(select_largest)
+    values, traced = tf.random.stateless_uniform((2, 2048), (1, 2)), tf.function(select_largest)
     np.testing.assert_array_equal(traced(values, tf.constant(9)), np.sort(tf.math.top_k(values, 9).indices))
 
 
@@ -58,8 +57,7 @@ def test_another_number_of_each_row():
 def test_size_may_be_that_of_one_sign(elements, sign):
     values = np.random.default_rng(0).normal(size=(3, elements)).astype(np.float32)
     places = tf.function(select_largest)(tf.constant(values), 100, lambda each: tf.nn.relu(sign * each))
-    expected = np.sort(np.argsort(-sign * values, axis=1, kind="stable")[:, :100], axis=1)
-    np.testing.assert_array_equal(places, expected)
+    np.testing.assert_array_equal(places, np.sort(np.argsort(-sign * values, axis=1, kind="stable")[:, :100], axis=1))
 
 
 def check(places, values):

@@ -14,8 +14,7 @@ def quantiser(density):
 def test_by_hand(encode):
     # Of 4 positive elements half are 2, of 3 negative ones half is 2, rounded up.
     message, remainder, restored = encode(quantiser(0.5), [5, 1, 3, 2, -1, -9, -5, 0])
-    np.testing.assert_array_equal(restored, [4, 0, 4, 0, 0, -7, -7, 0])
-    np.testing.assert_array_equal(remainder, [1, 1, -1, 2, -1, -2, 2, 0])
+    np.testing.assert_array_equal([restored, remainder], [[4, 0, 4, 0, 0, -7, -7, 0], [1, 1, -1, 2, -1, -2, 2, 0]])
     assert message.row_lengths().numpy().tolist() == [8 + 4 * 4]
 
 

@@ -29,5 +29,4 @@ def test_remainder_sums_to_zero_in_each_group_of_each_column(encode):
 
 def test_columns_of_one_sign_and_of_zeros(encode):
     _, remainder, restored = encode(OneBitQuantiser(), [[1, -2, 0], [3, -2, 0]])
-    np.testing.assert_array_equal(restored, [[2, -2, 0], [2, -2, 0]])
-    np.testing.assert_array_equal(remainder, [[-1, 0, 0], [1, 0, 0]])
+    np.testing.assert_array_equal([restored, remainder], [[[2, -2, 0], [2, -2, 0]], [[-1, 0, 0], [1, 0, 0]]])

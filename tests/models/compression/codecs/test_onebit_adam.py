@@ -48,8 +48,7 @@ def test_warm_up_is_adam_and_the_second_moment_freezes(make_ring, random_gradien
 
 
 def test_moments_of_dense_tensors_stay_exact(make_ring, random_gradients, make_codec):
-    ring = make_ring(3, make_codec("onebit_adam", beta_1=0.8), warmup_steps=2)
-    moment = np.zeros(SHAPES[1])
+    ring, moment = make_ring(3, make_codec("onebit_adam", beta_1=0.8), warmup_steps=2), np.zeros(SHAPES[1])
     for step in range(5):
         gradients = random_gradients(3, SHAPES, seed=step)
         mean = np.mean([rank[1] for rank in gradients], axis=0)

@@ -64,8 +64,7 @@ def test_a_sparse_mean_takes_eight_bytes_for_each_element(make_ring):
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_sums_of_nothing_and_of_little_arrive(size, make_ring):
-    ring = make_ring(size, "norm_sparsifier", {"exact_mean": True})
-    sparse = np.zeros((5, 7), np.float32)
+    ring, sparse = make_ring(size, "norm_sparsifier", {"exact_mean": True}), np.zeros((5, 7), np.float32)
     np.testing.assert_array_equal(ring.alike(sparse)[0], sparse)
     sparse[2, 3] = -4.0  # the only element of its part: it has the whole norm, and is always sent
     np.testing.assert_allclose(ring.alike(sparse)[0], sparse, rtol=1e-6)

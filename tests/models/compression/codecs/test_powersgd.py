@@ -11,8 +11,7 @@ SHAPE = (3, 3, 8, 40)  # a matrix of 72 x 40
 
 def low_rank(rank, seed=0):
     generator = np.random.default_rng(seed)
-    matrix = generator.normal(size=(72, rank)) @ generator.normal(size=(rank, 40))
-    return matrix.reshape(SHAPE).astype(np.float32)
+    return (generator.normal(size=(72, rank)) @ generator.normal(size=(rank, 40))).reshape(SHAPE).astype(np.float32)
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -8,8 +8,7 @@ from models.compression.arithmetic.randomness import make_key
 from models.compression.codecs.norm_sparsifier import NormSparsifier
 from models.compression.codecs.qsgd import StochasticQuantiser
 
-DRAWS = 2000
-VALUES = np.random.default_rng(0).normal(size=256).astype(np.float32)
+DRAWS, VALUES = 2000, np.random.default_rng(0).normal(size=256).astype(np.float32)
 
 
 def draw(quantiser, values, draws=DRAWS):
@@ -23,8 +22,7 @@ def draw(quantiser, values, draws=DRAWS):
 
 def check_unbiased(draws, values, unit):
     """`unit` is what one rounding up adds: draws of a rare one are not normal."""
-    error = draws.mean(axis=0) - values
-    deviation = draws.std(axis=0) / np.sqrt(len(draws))
+    error, deviation = draws.mean(axis=0) - values, draws.std(axis=0) / np.sqrt(len(draws))
     # 5 standard errors: one false alarm in 25,000 runs of 64 elements; or 5 rare events.
     assert np.all(np.abs(error) <= 5 * deviation + 5 * unit / len(draws))
 

@@ -27,7 +27,6 @@ def test_unbiased_without_error_feedback(make_ring):
 
 @pytest.mark.parametrize("name", ["randomk", "topk"])
 def test_density_by_step(name, make_ring, random_gradients):
-    schedule = {"density": 1 / 64, "density_schedule": [(1, 0.5), (2, 0.125)]}
-    ring = make_ring(1, name, schedule)
+    ring = make_ring(1, name, {"density": 1 / 64, "density_schedule": [(1, 0.5), (2, 0.125)]})
     counts = [np.count_nonzero(ring.exchange(random_gradients(1, ((16, 16),), seed=step))[0]) for step in range(4)]
     assert counts == [128, 32, 4, 4]

@@ -9,8 +9,7 @@ from models.compression.codecs.threshold import ThresholdQuantiser
 
 def test_by_hand():
     quantiser = ThresholdQuantiser(0.5)
-    parts = tf.constant([[0.4, 0.5, -1.7, -0.1], [0, 0, 0, 0.6]])
-    message, remainder = quantiser.encode(parts, None, None, None)
+    message, remainder = quantiser.encode(tf.constant([[0.4, 0.5, -1.7, -0.1], [0, 0, 0, 0.6]]), None, None, None)
     assert message.row_lengths().numpy().tolist() == [8, 4]
     np.testing.assert_array_equal(quantiser.decode(message, (4,)), [[0, 0.5, -0.5, 0], [0, 0, 0, 0.5]])
     np.testing.assert_allclose(remainder, [[0.4, 0, -1.2, -0.1], [0, 0, 0, 0.1]], atol=1e-7)

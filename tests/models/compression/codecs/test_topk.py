@@ -14,8 +14,7 @@ def sparsifier(density):
 def test_by_hand(encode):
     message, remainder, restored = encode(sparsifier(0.25), [1, -5, 2, 5, 0, 0, 5, 0])
     # Of equal magnitudes the first.
-    np.testing.assert_array_equal(restored, [0, -5, 0, 5, 0, 0, 0, 0])
-    np.testing.assert_array_equal(remainder, [1, 0, 2, 0, 0, 0, 5, 0])
+    np.testing.assert_array_equal([restored, remainder], [[0, -5, 0, 5, 0, 0, 0, 0], [1, 0, 2, 0, 0, 0, 5, 0]])
     assert [(*part.shape, part.dtype) for part in message] == [(1, 2, tf.int32), (1, 2, tf.float32)]
 
 
@@ -24,14 +23,12 @@ def test_elements_that_are_zero_are_sent_as_nothing(encode):
     values[[5, 700, 19999]] = [3, -4, 1]
     message, remainder, restored = encode(sparsifier(0.001), values)
     assert message[1].shape == (1, 20)
-    np.testing.assert_array_equal(restored, values)
-    np.testing.assert_array_equal(remainder, np.zeros_like(values))
+    np.testing.assert_array_equal([restored, remainder], [values, np.zeros_like(values)])
 
 
 def test_owners_pass_on_whole_what_two_ranks_send(make_ring, random_gradients):
     # Long enough for a sample of each rank's part.
-    gradients = random_gradients(2, ((100, 300),))
-    ring = make_ring(2, "topk", {"density": 0.01})
+    gradients, ring = random_gradients(2, ((100, 300),)), make_ring(2, "topk", {"density": 0.01})
     assert np.count_nonzero(ring.exchange(gradients)[0]) > 0.015 * 30_000
     assert all(np.all(residual == 0) for residual in ring.state("owner_residual/gradient_0"))
     once = make_ring(2, "topk", {"density": 0.01, "owner_factor": 1})

@@ -31,8 +31,10 @@ def test_dense_means_are_sums_times_one_over_the_ranks(size, make_ring, random_g
 )
 def test_buckets_go_from_the_last_layer_to_the_first(codec, shapes, first, second, make_ring, random_gradients):
     ring = make_ring(2, codec, bucket_mib=10 / 1024)
-    assert [result.shape for result in ring.exchange(random_gradients(2, shapes))] == list(shapes)
-    assert shapes_sent(ring) == [[shapes[index] for index in bucket] for bucket in (first, second)]
+    assert ([result.shape for result in ring.exchange(random_gradients(2, shapes))], shapes_sent(ring)) == (
+        list(shapes),
+        [[shapes[index] for index in bucket] for bucket in (first, second)],
+    )
 
 
 def test_small_tensors_and_vectors_keep_all_digits_under_compression(make_ring, random_gradients):

@@ -9,8 +9,7 @@ import tensorflow as tf
 def digits(operations):
     generator = np.random.default_rng(0)
     gradient, residual = (generator.normal(size=(333, 77)).astype(np.float32) for _ in range(2))
-    scale = np.float32(0.37)
-    results = {}
+    scale, results = np.float32(0.37), {}
 
     def keep(name, outputs):
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)

@@ -30,12 +30,10 @@ needs_library = pytest.mark.skipif(
 
 
 def run(make_ring, random_gradients, name, size):
-    ring = make_ring(size, name.split()[0], METHODS[name])
-    results = []
+    ring, results = make_ring(size, name.split()[0], METHODS[name]), []
     for step in range(3):
         results += ring.exchange(random_gradients(size, SHAPES, seed=step), learning_rate=1.0 + step)
-    states = [entry.variable.numpy() for exchange in ring.exchanges for entry in exchange.state]
-    return ring, results, states
+    return ring, results, [entry.variable.numpy() for exchange in ring.exchanges for entry in exchange.state]
 
 
 @needs_library
@@ -83,8 +81,7 @@ def test_the_largest_are_exact(kind, count):
 def test_what_is_not_finite_is_found(wrong, place):
     values = np.ones(10000, np.float32)
     values[place] = wrong
-    operations = kernels.load()
-    matrix = values.reshape(100, 100)
+    operations, matrix = kernels.load(), values.reshape(100, 100)
     assert not operations.groundswell_encode_largest(values, (), 1.0, 1, 10000, 10).finite
     assert not operations.groundswell_encode_columns(matrix, (), 1.0, 1).finite
     assert not operations.groundswell_project(matrix, (), 1.0, np.zeros((100, 2), np.float32)).finite
@@ -138,12 +135,10 @@ def test_memory_is_used_again_where_nothing_else_needs_it():
 
     @tf.function
     def step():
-        kept = velocity.read_value() * 2
-        return operations.groundswell_clear(kept, [[3]], 1 << 16)
+        return operations.groundswell_clear(velocity.read_value() * 2, [[3]], 1 << 16)
 
     cleared = step().numpy()
-    assert cleared[3] == 0
-    assert cleared.sum() == 2 * (1 << 16) - 2
+    assert (cleared[3], cleared.sum()) == (0, 2 * (1 << 16) - 2)
     # And not where something does.
     value = tf.ones(16)
     operations.groundswell_clear(value, [[3]], 16)
@@ -176,8 +171,7 @@ def test_the_plainest_processor_gives_the_same_digits(tmp_path):
     library.build(tmp_path / "plain.so", ["-DGROUNDSWELL_ONE_TARGET"])
     script, output = Path(__file__).with_name("kernel_digits.py"), tmp_path / "plain.npz"
     subprocess.run([sys.executable, str(script), str(tmp_path / "plain.so"), str(output)], check=True)
-    plain = np.load(output)
-    usual = runpy.run_path(str(script))["digits"](kernels.load())
+    plain, usual = np.load(output), runpy.run_path(str(script))["digits"](kernels.load())
     assert set(plain.files) == set(usual)
     assert len(usual) > 15
     for name, values in usual.items():

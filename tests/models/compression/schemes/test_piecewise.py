@@ -8,8 +8,7 @@ from models.compression.schemes.piecewise import PiecewiseConstant, density_by_s
 
 def test_a_value_holds_before_its_bound():
     schedule = PiecewiseConstant(0.001, [(2, 0.25), (5, 0.0625)])
-    picked = [int(schedule.pick(tf.constant(step), [25, 6, 1])) for step in (0, 1, 2, 4, 5, 100)]
-    assert picked == [25, 25, 6, 6, 1, 1]
+    assert [int(schedule.pick(tf.constant(step), [25, 6, 1])) for step in (0, 1, 2, 4, 5, 100)] == [25, 25, 6, 6, 1, 1]
 
 
 def test_constant_is_no_tensor():

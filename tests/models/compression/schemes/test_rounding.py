@@ -38,5 +38,4 @@ def test_fp16_has_a_largest_number(make_ring):
 @pytest.mark.parametrize(("error_feedback", "mean"), [(True, 257), (False, 256)])
 def test_error_feedback_sends_what_the_rounding_lost(error_feedback, mean, make_ring):
     ring = make_ring(1, "bf16", {"error_feedback": error_feedback})
-    total = sum(through(ring, 257.0)[0] for _ in range(16))
-    assert total / 16 == pytest.approx(mean, abs=0.3 if error_feedback else 0)
+    assert sum(through(ring, 257.0)[0] for _ in range(16)) / 16 == pytest.approx(mean, abs=0.3 if error_feedback else 0)

@@ -15,8 +15,7 @@ class Averaging(ModeDeclaration):
         self.every_steps = every_steps
 
     def refusals(self) -> Sequence[Refusal]:
-        reason = "has a checkpoint between two means"
-        allowed = multiples_of(self.every_steps)
+        reason, allowed = "has a checkpoint between two means", multiples_of(self.every_steps)
         return (Refusal("training.checkpoint_every_steps", allowed, reason, f"set a multiple of {self.every_steps}"),)
 
     def exchanges(self, epochs: int, steps_per_epoch: int) -> int:

@@ -48,8 +48,7 @@ class Means:
                 variable.assign(total / self.inputs.collective.size)
             return True
 
-        is_due = (steps % self.every == 0) | (steps % self.inputs.steps_per_epoch == 0)
-        tf.cond(is_due, take_mean, lambda: False)
+        tf.cond((steps % self.every == 0) | (steps % self.inputs.steps_per_epoch == 0), take_mean, lambda: False)
 
 
 def make_averaging(inputs: ModeInputs, declaration: Any) -> WholeNetworks:
@@ -64,8 +63,7 @@ class HalvesOfBatches(WholeNetworks):
         optimizer, exchange = inputs.make_optimizer(), inputs.make_exchange()
         super().__init__(inputs, optimizer, exchange, Synchronous(optimizer, exchange, inputs.stop))
         self.count = keras.Variable(0, dtype="int64", trainable=False, name="halves")
-        self.own = [self.count]
-        self._half = inputs.collective.group.rank
+        self.own, self._half = [self.count], inputs.collective.group.rank
         self._whole: Any = self.step
         self.step = self._take_half
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, read_sample
+from pipelines.archives.archive import REJECTED_SCHEMA, read_sample
 from pipelines.archives.bigearthnet.nomenclature import BIGEARTHNET_19, BIGEARTHNET_43
 from pipelines.archives.bigearthnet.v1 import BigEarthNetV1
 from pipelines.archives.bigearthnet.v1_metadata import CLOUD_LIST, NO_19_LIST, SNOW_LIST
-from tests.pipelines.archives.files import check_patch, check_refused, reasons
+from tests.pipelines.archives.files import check_patch, check_refused, reasons, valid_index
 
 PRODUCT = "S2A_MSIL1C_20170613T093020_N0205_R022_T33UUP_20170613T101608.SAFE"
 SCENE = "S2A_MSIL2A_20170613T93020"
@@ -28,8 +28,7 @@ SPLIT_OF = dict(zip(LABELS, ("train", "train", "val", "test", "test"), strict=Tr
 @pytest.fixture
 def v1(generated: Path, tmp_path: Path) -> Path:
     """Five patches in the layout of v1.0, with invented pixels."""
-    root = tmp_path / "v1"
-    sources = sorted(generated.glob("BigEarthNet-S2/*/*"))
+    root, sources = tmp_path / "v1", sorted(generated.glob("BigEarthNet-S2/*/*"))
     for (name, labels), source in zip(LABELS.items(), sources, strict=False):
         folder = root / "BigEarthNet-v1.0" / name
         folder.mkdir(parents=True)
@@ -58,9 +57,7 @@ def unusable(archive: BigEarthNetV1) -> list[tuple[str, str]]:
 def test_the_index_of_nineteen_classes(v1: Path) -> None:
     archive = BigEarthNetV1(str(v1))
     assert archive.description.class_names == BIGEARTHNET_19
-    index = archive.index()
-    index.samples.validate(full=True)
-    assert index.samples.schema.equals(INDEX_SCHEMA)
+    index = valid_index(archive)
     assert index.rejected.schema.equals(REJECTED_SCHEMA)
     labels: list[list[int]] = [[1, 15], [11], [18], [], [9]]
     assert index.samples.to_pylist() == [
@@ -91,14 +88,18 @@ def test_the_index_of_all_classes(v1: Path) -> None:
     index = archive.index()
     assert len(index.rejected) == 0
     for row in index.samples.to_pylist():
-        assert {BIGEARTHNET_43[label] for label in row["labels"]} == set(LABELS[row["id"]])
-        assert row["labels"] == sorted(row["labels"])
+        assert ({BIGEARTHNET_43[label] for label in row["labels"]}, row["labels"]) == (
+            set(LABELS[row["id"]]),
+            sorted(row["labels"]),
+        )
 
 
 def test_patches_without_a_class_are_known(v1: Path) -> None:
     write_list(v1, NO_19_LIST, f"{SCENE}_10_3")
-    assert unusable(BigEarthNetV1(str(v1))) == []
-    assert unusable(BigEarthNetV1(str(v1), include_flagged=True)) == [(f"{SCENE}_10_3", "no labels")]
+    assert (unusable(BigEarthNetV1(str(v1))), unusable(BigEarthNetV1(str(v1), include_flagged=True))) == (
+        [],
+        [(f"{SCENE}_10_3", "no labels")],
+    )
     assert f"{SCENE}_10_3" in BigEarthNetV1(str(v1), nomenclature=43).index().samples["id"].to_pylist()
 
 
@@ -118,8 +119,7 @@ def test_patches_in_no_split_are_left_out(v1: Path) -> None:
 
 def test_listed_patches_that_are_not_there(v1: Path) -> None:
     write_list(v1, "test", f"{SCENE}_77_77")
-    missing = BigEarthNetV1(str(v1)).index()
-    folder = f"{v1}/BigEarthNet-v1.0/{SCENE}_77_77"
+    missing, folder = BigEarthNetV1(str(v1)).index(), f"{v1}/BigEarthNet-v1.0/{SCENE}_77_77"
     assert missing.unusable.to_pylist() == [
         {"id": f"{SCENE}_77_77", "file": folder, "reason": "missing folder", "detail": ""}
     ]
@@ -140,8 +140,7 @@ def test_missing_folders_are_named(tmp_path: Path) -> None:
 
 
 def test_patches_directly_in_the_root_and_splits_elsewhere(v1: Path, tmp_path: Path) -> None:
-    usual = BigEarthNetV1(str(v1))
-    bare = BigEarthNetV1(str(v1 / "BigEarthNet-v1.0"), splits=str(v1 / "splits"))
+    usual, bare = BigEarthNetV1(str(v1)), BigEarthNetV1(str(v1 / "BigEarthNet-v1.0"), splits=str(v1 / "splits"))
     assert bare.index().samples["paths"].to_pylist() == [[name] for name in usual.index().samples["id"].to_pylist()]
     for name in LABELS:
         images, same = read_sample(usual, [f"BigEarthNet-v1.0/{name}"]), read_sample(bare, [name])
@@ -149,8 +148,7 @@ def test_patches_directly_in_the_root_and_splits_elsewhere(v1: Path, tmp_path: P
 
 
 def test_bad_records_of_every_kind_stop_nobody(v1: Path, tmp_path: Path) -> None:
-    names = list(LABELS)
-    images = v1 / "BigEarthNet-v1.0"
+    names, images = list(LABELS), v1 / "BigEarthNet-v1.0"
     (images / names[0] / f"{names[0]}_labels_metadata.json").write_text("{")
     write_labels(v1, names[1], ["Forest"])
     (images / names[2]).rename(tmp_path / "outside")
@@ -158,8 +156,10 @@ def test_bad_records_of_every_kind_stop_nobody(v1: Path, tmp_path: Path) -> None
     (images / names[3] / f"{names[3]}_labels_metadata.json").unlink()
     write_list(v1, "test", names[3], names[4], names[0], "../../etc")
     archive = BigEarthNetV1(str(v1))
-    assert archive.index().samples["id"].to_pylist() == names
-    assert archive.index().samples["labels"].to_pylist() == [[], [], [], [], [9]]
+    assert (archive.index().samples["id"].to_pylist(), archive.index().samples["labels"].to_pylist()) == (
+        names,
+        [[], [], [], [], [9]],
+    )
     assert reasons(archive.index().rejected.to_pylist()) == [("../../etc", "malformed id"), (names[0], "repeated id")]
     assert unusable(archive) == [
         (names[0], "malformed JSON"),
@@ -189,8 +189,7 @@ def test_an_unknown_number_of_classes() -> None:
 
 
 def test_real_patches_read_as_rasterio_reads_them(shared_data: Path) -> None:
-    root = shared_data / "bigearthnet_v1"
-    every = BigEarthNetV1(str(root), subset=True)
+    every = BigEarthNetV1(str(shared_data / "bigearthnet_v1"), subset=True)
     index = every.index()
     assert len(index.samples) + len(index.rejected) == 6
     assert set(index.rejected["reason"].to_pylist()) <= {"no labels"}

@@ -16,8 +16,7 @@ from pipelines.archives.bigearthnet.v1_metadata import (
     read_splits,
 )
 
-SCENE = "S2A_MSIL2A_20170613T101031"
-INDICES = {"Pastures": 7, "Airports": None, "Sea and ocean": 3}
+SCENE, INDICES = "S2A_MSIL2A_20170613T101031", {"Pastures": 7, "Airports": None, "Sea and ocean": 3}
 
 
 def lists(folder: Path, **names: list[str]) -> Path:
@@ -177,5 +176,7 @@ def test_tiles_by_the_name_of_the_product(tmp_path: Path) -> None:
     for number, source in enumerate(sources):
         (tmp_path / f"{number}.json").write_text(json.dumps({"labels": ["Pastures"], "tile_source": source}))
     _, tiles, errors = read_labels([str(tmp_path / f"{number}.json") for number in range(5)], {"Pastures": 0})
-    assert tiles.to_pylist() == ["33UUP", None, None, None, None]
-    assert [error is not None for error in errors] == [False, False, False, False, True]
+    assert (tiles.to_pylist(), [error is not None for error in errors]) == (
+        ["33UUP", None, None, None, None],
+        [False, False, False, False, True],
+    )

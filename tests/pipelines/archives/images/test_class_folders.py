@@ -67,13 +67,15 @@ def test_files_come_folder_after_folder(tmp_path: Path) -> None:
     fill(tmp_path, "b/2", "b/1", "a/3", "b/deep/4", "b/no")
     (tmp_path / "empty").mkdir()
 
-    def why_not(folder: str, name: str) -> str | None:
-        return f"{name} in {folder}" if name == "no" else None
-
-    files = list_class_files(str(tmp_path), ["b", "empty", "a"], why_not)
-    assert (files.paths.to_pylist(), files.folders.tolist()) == (["b/1", "b/2", "a/3"], [0, 0, 2])
-    assert files.sizes.tolist() == [1, 1, 1]
-    assert reasons(files.rejected) == [("b/no", "no in b"), ("b/deep", "nested folder")]
+    files = list_class_files(
+        str(tmp_path), ["b", "empty", "a"], lambda folder, name: f"{name} in {folder}" if name == "no" else None
+    )
+    assert (files.paths.to_pylist(), files.folders.tolist(), files.sizes.tolist(), reasons(files.rejected)) == (
+        ["b/1", "b/2", "a/3"],
+        [0, 0, 2],
+        [1, 1, 1],
+        [("b/no", "no in b"), ("b/deep", "nested folder")],
+    )
     with pytest.raises(ValueError, match="1 class folders hold no images, the first is 'empty'"):
         check_none_empty(str(tmp_path), ["b", "empty"], files)
     check_none_empty(str(tmp_path), ["b"], files)

@@ -7,9 +7,9 @@ import pytest
 import rasterio
 from PIL import Image
 
-from pipelines.archives.archive import INDEX_SCHEMA, read_sample
+from pipelines.archives.archive import read_sample
 from pipelines.archives.images.eurosat import BANDS, CLASSES, EuroSATMultispectral, EuroSATRGB
-from tests.pipelines.archives.files import check_bad_record, check_refused, fill, reasons
+from tests.pipelines.archives.files import check_bad_record, check_refused, fill, reasons, valid_index
 
 
 def files(root: Path, counts: dict[str, int], suffix: str = "tif") -> str:
@@ -23,9 +23,7 @@ def files(root: Path, counts: dict[str, int], suffix: str = "tif") -> str:
 def test_the_real_multispectral_patches(shared_data: Path) -> None:
     root = shared_data / "eurosat" / "EuroSAT_MS"
     archive = EuroSATMultispectral(str(root))
-    index = archive.index()
-    index.samples.validate(full=True)
-    assert index.samples.schema.equals(INDEX_SCHEMA)
+    index = valid_index(archive)
     assert index.rejected.num_rows == 0
     # One file of a class is too few for any split but train.
     assert index.samples.select(["id", "split", "labels", "paths", "size"]).to_pylist() == [

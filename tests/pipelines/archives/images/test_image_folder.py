@@ -8,18 +8,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, ArchiveDescription, read_sample
+from pipelines.archives.archive import REJECTED_SCHEMA, ArchiveDescription, read_sample
 from pipelines.archives.images.image_folder import ImageFolder
 from pipelines.sample import ImageGroup
-from tests.pipelines.archives.files import check_bad_record, check_refused, fill, reasons
+from tests.pipelines.archives.files import check_bad_record, check_refused, fill, reasons, valid_index
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 def image(path: Path, height: int = 8, width: int = 8) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    values = np.random.default_rng(len(str(path))).integers(0, 256, (height, width, 3), np.uint8)
-    Image.fromarray(values).save(path)
+    Image.fromarray(np.random.default_rng(len(str(path))).integers(0, 256, (height, width, 3), np.uint8)).save(path)
 
 
 def images(root: Path, counts: dict[str, int]) -> Path:
@@ -48,12 +47,9 @@ def cifar10(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def test_cifar10(cifar10: Path) -> None:
-    archive = ImageFolder(str(cifar10))
-    group = ImageGroup("rgb", (32, 32, 3), "uint8", ("red", "green", "blue"))
+    archive, group = ImageFolder(str(cifar10)), ImageGroup("rgb", (32, 32, 3), "uint8", ("red", "green", "blue"))
     assert archive.description == ArchiveDescription("image_folder", "single_label", CIFAR10_CLASSES, (group,))
-    index = archive.index()
-    index.samples.validate(full=True)
-    assert index.samples.schema.equals(INDEX_SCHEMA)
+    index = valid_index(archive)
     assert index.rejected.equals(REJECTED_SCHEMA.empty_table())
     expected = {
         (split, label): count
@@ -69,8 +65,10 @@ def test_cifar10(cifar10: Path) -> None:
 
 def test_splits_of_folders_are_kept(tmp_path: Path) -> None:
     archive = ImageFolder(str(images(tmp_path, {"train/a": 2, "train/b": 2, "val/a": 3, "test/b": 1})))
-    assert counts_of(archive) == {("train", 0): 2, ("train", 1): 2, ("validation", 0): 3, ("test", 1): 1}
-    assert splits_of(archive)["val/a/000.png"] == "validation"
+    assert (counts_of(archive), splits_of(archive)["val/a/000.png"]) == (
+        {("train", 0): 2, ("train", 1): 2, ("validation", 0): 3, ("test", 1): 1},
+        "validation",
+    )
     (tmp_path / "test/a").mkdir()  # a class without test images
     assert counts_of(ImageFolder(str(tmp_path))) == counts_of(archive)
 
@@ -144,8 +142,10 @@ def test_the_size_of_most_images_is_the_size_of_all(tmp_path: Path) -> None:
         image(tmp_path / "a" / f"{number}.png", 5, 7)
     image(tmp_path / "b" / "0.png", 7, 5)
     archive = ImageFolder(str(tmp_path))
-    assert archive.description.groups[0].shape == (5, 7, 3)
-    assert read_sample(archive, ["a/1.png"])["rgb"].shape == (5, 7, 3)
+    assert (archive.description.groups[0].shape, read_sample(archive, ["a/1.png"])["rgb"].shape) == (
+        (5, 7, 3),
+        (5, 7, 3),
+    )
     for path, message in (
         ("b/0.png", r"wrong size \(\(7, 5\) pixels"),
         ("a/00.png", r"wrong size \(\(1, 1\) pixels"),

@@ -37,8 +37,7 @@ def damaged(original: bytes, random: np.random.Generator) -> bytes:
             data[place:place] = random.bytes(int(random.integers(1, 40)))
         elif len(data) > 200:
             # One field of one entry: its tag, type, count or value.
-            entry = 10 + 12 * int(random.integers(0, 16))
-            field = random.integers(4)
+            entry, field = 10 + 12 * int(random.integers(0, 16)), random.integers(4)
             if field == 0:
                 data[entry : entry + 2] = struct.pack("<H", random.choice(TAGS))
             elif field == 1:

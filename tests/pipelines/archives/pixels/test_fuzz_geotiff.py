@@ -28,8 +28,7 @@ Sample = tuple[bytes, tuple[int, int], str]
 
 def generated_samples(folder: Path) -> list[Sample]:
     """What GDAL writes in several ways, each as (bytes, shape, dtype)."""
-    random = np.random.default_rng(1)
-    samples = []
+    random, samples = np.random.default_rng(1), []
     for number, (size, dtype, options) in enumerate(
         [
             (120, "uint16", {"nodata": 0}),
@@ -64,8 +63,7 @@ def gdal_pixels(path: Path) -> NDArray[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
         with rasterio.open(path, driver="GTiff") as file:
-            pixels: NDArray[Any] = file.read(1)
-            return pixels
+            return file.read(1)
 
 
 def peak_mib() -> float:
@@ -82,8 +80,7 @@ def test_no_damaged_file_reads_otherwise_than_gdal_reads_it(
     for data, shape, dtype in samples:  # so that undamaged headers are known, and damaged pixels under them copied
         path.write_bytes(data)
         np.testing.assert_array_equal(read_band(path, shape, dtype), gdal_pixels(path))
-    random = np.random.default_rng(SEED)
-    before = peak_mib()
+    random, before = np.random.default_rng(SEED), peak_mib()
     outcomes: Counter[str] = Counter()
     for number in range(VARIANTS // 2):
         original, shape, dtype = samples[number % len(samples)]

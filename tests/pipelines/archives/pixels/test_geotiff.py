@@ -115,8 +115,7 @@ def test_files_of_another_kind(tmp_path: Path, written: NDArray[Any] | None, mes
 
 @pytest.mark.parametrize("compression", ["raw", "tiff_deflate"])
 def test_a_second_page_is_a_bad_record(tmp_path: Path, compression: str) -> None:
-    page = Image.fromarray(random_pixels(60, 60))
-    path = tmp_path / "pages.tif"
+    page, path = Image.fromarray(random_pixels(60, 60)), tmp_path / "pages.tif"
     page.save(path, save_all=True, append_images=[page], compression=compression)
     check_bad_file(r"several pages \(2, expected 1", read_band, path, (60, 60), "uint16")
 

@@ -94,8 +94,7 @@ def test_the_centre_is_cut_out(tmp_path: Path, height: int, width: int) -> None:
     ramp = np.stack([rows * 2, columns * 2, 0 * rows], -1).astype(np.uint8)
     Image.fromarray(ramp).save(tmp_path / "image.png")
     side = 20
-    scale = min(height, width) / side
-    fitted = read(tmp_path / "image.png", side, side, fit=True).astype(float)
+    scale, fitted = min(height, width) / side, read(tmp_path / "image.png", side, side, fit=True).astype(float)
     centres = (np.arange(side) - (side - 1) / 2) * scale
     # At the border the filter reaches over the edge of the square and has fewer pixels.
     inner = slice(2, -2)
@@ -166,8 +165,7 @@ def test_pillow_must_not_fill_what_is_missing(tmp_path: Path, monkeypatch: pytes
 )
 def test_no_truncated_file_is_read(tmp_path: Path, suffix: str, options: dict[str, Any]) -> None:
     image = Image.fromarray(pixels()).convert("P" if "bits" in options else "RGB")
-    complete = encoded(image, suffix, **options)
-    path = tmp_path / "truncated"
+    complete, path = encoded(image, suffix, **options), tmp_path / "truncated"
     # The last 4 bytes of a PNG are the checksum of its empty last chunk.
     for length in range(len(complete) - (4 if suffix == "PNG" else 0)):
         path.write_bytes(complete[:length])
@@ -179,11 +177,9 @@ def test_damage_never_breaks_the_reader(tmp_path: Path, suffix: str) -> None:
     """A damaged PNG is never read with other pixels either; in a JPEG no checksum tells."""
     exif = Image.Exif()
     exif[ORIENTATION] = 3
-    complete = encoded(Image.fromarray(pixels()), suffix, exif=exif.tobytes())
-    path = tmp_path / "image"
+    complete, path = encoded(Image.fromarray(pixels()), suffix, exif=exif.tobytes()), tmp_path / "image"
     path.write_bytes(complete)
-    intact = read(path)
-    generator = np.random.default_rng(0)
+    intact, generator = read(path), np.random.default_rng(0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(1000):

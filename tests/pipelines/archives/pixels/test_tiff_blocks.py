@@ -37,9 +37,7 @@ def test_whole_blocks_pass(tmp_path: Path, bands: int, interleave: str, options:
 def test_no_damaged_bit_gives_other_pixels(tmp_path: Path) -> None:
     """GDAL alone takes one of nine: where the damaged bytes inflate to more than the block, it skips the checksum."""
     path = deflated(tmp_path / "band.tif")
-    whole = path.read_bytes()
-    pixels = read_band(path, (60, 60), "uint16")
-    found = 0
+    whole, pixels, found = path.read_bytes(), read_band(path, (60, 60), "uint16"), 0
     for place in range(first_byte(path), len(whole), 13):
         data = bytearray(whole)
         data[place] ^= 1 << place % 8

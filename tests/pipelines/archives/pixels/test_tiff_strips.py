@@ -17,8 +17,7 @@ from pipelines.archives.pixels.tiff_strips import copy_pixels, is_plain, learn
 from tests.pipelines.archives.files import write_geotiff
 
 SIZE = 60
-BYTES = SIZE * SIZE * 2
-OUT = np.empty((SIZE, SIZE), np.uint16)
+BYTES, OUT = SIZE * SIZE * 2, np.empty((SIZE, SIZE), np.uint16)
 
 
 @pytest.fixture(autouse=True)
@@ -142,8 +141,7 @@ def test_other_bytes_sizes_and_dtypes_are_left_to_gdal(band: tuple[bytes, NDArra
 def test_a_corner_at_the_end_of_the_header_does_not_hide_a_lost_tail(tmp_path: Path) -> None:
     """Without the header's length in the key, the last 48 bytes could be cut off and the rows would shift."""
     data, pixels = geotiff(tmp_path / "band.tif")
-    place = entry(data, 33922)
-    start = len(data) - BYTES
+    place, start = entry(data, 33922), len(data) - BYTES
     (corner,) = struct.unpack_from("<I", data, place + 8)
     moved = bytearray(data[:start] + data[corner : corner + 48] + data[start:])
     struct.pack_into("<I", moved, place + 8, start)

@@ -55,8 +55,11 @@ def test_band_files_are_encoded_as_the_real_ones(generated: Path, shared_data: P
     ours = next(generated.glob(f"BigEarthNet-S2/*_T33UWP/*/*_{band}.tif"))
     with rasterio.open(real) as expected, rasterio.open(ours) as actual:
         place = {"transform": None}
-        assert ({**actual.profile, **place}, actual.tags()) == ({**expected.profile, **place}, expected.tags())
-        assert actual.res == expected.res
+        assert ({**actual.profile, **place}, actual.tags(), actual.res) == (
+            {**expected.profile, **place},
+            expected.tags(),
+            expected.res,
+        )
     # Header and directory: 16 tags of 12 bytes with the same types, counts, values and places of longer values.
     directory = slice(0, 8 + 2 + 16 * 12 + 4)
     assert ours.read_bytes()[directory] == real.read_bytes()[directory]
@@ -64,8 +67,7 @@ def test_band_files_are_encoded_as_the_real_ones(generated: Path, shared_data: P
 
 
 def test_bytes_do_not_depend_on_the_number_of_processes(generated: Path, tmp_path: Path) -> None:
-    steps: list[int] = []
-    counts = {"train": 12, "validation": 4, "test": 4}
+    steps, counts = [], {"train": 12, "validation": 4, "test": 4}
     generate_bigearthnet_v2(tmp_path / "parallel", **counts, processes=2, progress=steps.append)
     assert (tree(tmp_path / "parallel"), steps) == (tree(generated), [1] * 20)
 

@@ -50,8 +50,7 @@ def test_images_are_of_their_groups_and_without_the_missing_value() -> None:
 @pytest.mark.parametrize(("group", "band"), list(zip(GROUPS, ("B08", "B8A", "B09"), strict=True)))
 def test_every_resolution_follows_the_map(group: ImageGroup, band: str) -> None:
     """Infrared is dark over water and bright over land, at the same places in each group."""
-    size = group.shape[0]
-    shores = 0
+    size, shores = group.shape[0], 0
     for number in range(60):
         water = np.isin(land_cover(0, number)[0], WATERS)
         share = water.reshape(size, 120 // size, size, 120 // size).mean(axis=(1, 3))

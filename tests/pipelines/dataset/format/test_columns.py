@@ -36,19 +36,16 @@ def test_the_plain_values_by_their_definition() -> None:
 
 
 def test_wider_types_slices_and_chunks_give_the_same_bytes() -> None:
-    expected = plain_values(TABLE, {"labels"})
-    wider = TABLE.set_column(2, "crc32c", pa.array([5, 6], pa.int64()))
+    expected, wider = plain_values(TABLE, {"labels"}), TABLE.set_column(2, "crc32c", pa.array([5, 6], pa.int64()))
     wider = wider.set_column(0, "id", wider["id"].cast(pa.large_string()))
     assert plain_values(wider, {"labels"}) == expected
-    around = pa.concat_tables([TABLE, TABLE, TABLE])
-    assert plain_values(around.slice(1, 4).slice(1, 2), {"labels"}) == expected
+    assert plain_values(pa.concat_tables([TABLE, TABLE, TABLE]).slice(1, 4).slice(1, 2), {"labels"}) == expected
     assert plain_values(TABLE.slice(0, 0), {"labels"}).startswith(b"id\n")
 
 
 @pytest.mark.parametrize("column", [name for name in TABLE.column_names if name != "labels"])
 def test_every_value_counts(column: str) -> None:
-    place = TABLE.column_names.index(column)
-    swapped = TABLE.set_column(place, column, TABLE[column].take(pa.array([1, 0])))
+    swapped = TABLE.set_column(TABLE.column_names.index(column), column, TABLE[column].take(pa.array([1, 0])))
     assert plain_values(swapped, {"labels"}) != plain_values(TABLE, {"labels"})
 
 

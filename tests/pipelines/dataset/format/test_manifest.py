@@ -69,8 +69,7 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("version", [1, 3])
 def test_another_format_version_is_refused(tmp_path: Path, version: int) -> None:
-    values = MANIFEST.model_dump(mode="json") | {"format_version": version}
-    (tmp_path / "dataset.json").write_text(json.dumps(values))
+    (tmp_path / "dataset.json").write_text(json.dumps(MANIFEST.model_dump(mode="json") | {"format_version": version}))
     message = rf"format version {version}, this program reads 2: remove the dataset and run `groundswell prepare` again"
     with pytest.raises(ValueError, match=message):
         read_manifest(tmp_path)
@@ -115,8 +114,7 @@ def test_layout_of_the_text_does_not_matter(tmp_path: Path) -> None:
     [("class_names", ["land", "water"]), ("digest", "0" * 64), ("digest", None), ("note", "hello")],
 )
 def test_a_manifest_that_was_changed_by_hand_is_refused(tmp_path: Path, name: str, value: object) -> None:
-    values = json.loads(manifest_json(MANIFEST)) | {name: value}
-    (tmp_path / "dataset.json").write_text(json.dumps(values))
+    (tmp_path / "dataset.json").write_text(json.dumps(json.loads(manifest_json(MANIFEST)) | {name: value}))
     with pytest.raises(
         ValueError, match=r"dataset\.json was changed after it was written.*restore the file, or remove"
     ):

@@ -36,8 +36,7 @@ def test_the_global_batch_is_the_same_for_any_number_of_ranks(size: int) -> None
     parts = [rank_parts(order, global_batch_size=12, rank=rank, size=size, start_step=0) for rank in range(size)]
     assert {len(part) for part in parts} == {steps_per_epoch(ROWS, 12)} == {ROWS // 12}
     for step in range(ROWS // 12):
-        whole = np.concatenate([part[step] for part in parts])
-        np.testing.assert_array_equal(whole, order[12 * step : 12 * step + 12])
+        np.testing.assert_array_equal(np.concatenate([part[step] for part in parts]), order[12 * step : 12 * step + 12])
 
 
 def test_every_sample_comes_at_most_once_and_the_tail_differs_between_epochs() -> None:

@@ -39,8 +39,7 @@ def test_the_bytes_are_those_of_petastorms_own_objects(count: int) -> None:
         fields.append(
             UnischemaField(sys.intern(group.name), np.dtype(group.dtype).type, group.shape, NdarrayCodec(), False)
         )
-    expected = Unischema("Sample", fields)
-    written = pickled_schema(GROUPS[:count], 19)
+    expected, written = Unischema("Sample", fields), pickled_schema(GROUPS[:count], 19)
     assert (written, pickle.DEFAULT_PROTOCOL) == (pickle.dumps(expected, protocol=4), 4)
     # Its reader allows few classes.
     read = legacy.restricted_loads(written)

@@ -34,8 +34,10 @@ def test_a_checksum_covers_labels_and_images_in_order() -> None:
 
 def test_columns_of_a_shard() -> None:
     schema = arrow_schema(GROUPS, 3)
-    assert schema.names[:5] == ["id", "labels", "fine", "coarse", "crc32c"]
-    assert schema.field("crc32c") == pa.field("crc32c", pa.uint32(), nullable=False)
+    assert (schema.names[:5], schema.field("crc32c")) == (
+        ["id", "labels", "fine", "coarse", "crc32c"],
+        pa.field("crc32c", pa.uint32(), nullable=False),
+    )
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])

@@ -7,8 +7,7 @@ PIXELS = np.random.default_rng(0).integers(0, 65536, (5, 4, 3, 2), dtype=np.uint
 
 
 def test_mean_and_deviation_are_numpys() -> None:
-    statistics = BandSums.of(PIXELS).statistics()
-    pixels = PIXELS.reshape(-1, 2).astype(np.float64)
+    statistics, pixels = BandSums.of(PIXELS).statistics(), PIXELS.reshape(-1, 2).astype(np.float64)
     assert statistics.mean == pytest.approx(pixels.mean(axis=0))
     assert statistics.std == pytest.approx(pixels.std(axis=0))
 

@@ -31,8 +31,7 @@ def test_petastorms_own_reader_sees_every_pixel_as_rasterio_does(
     small_dataset: Path, small_archive: Path, manifest: Manifest, split: str
 ) -> None:
     metadata = {row["patch_id"]: row for row in pq.read_table(small_archive / "metadata.parquet").to_pylist()}
-    expected = {name for name, row in metadata.items() if row["split"] == split}
-    seen = set()
+    expected, seen = {name for name, row in metadata.items() if row["split"] == split}, set()
     with make_reader((small_dataset / split).as_uri(), reader_pool_type="dummy", shuffle_row_groups=False) as reader:
         for row in reader:
             seen.add(row.id)
@@ -49,8 +48,7 @@ def test_petastorms_own_reader_sees_every_pixel_as_rasterio_does(
 
 
 def test_manifest_counts_and_statistics(small_dataset: Path, small_archive: Path, manifest: Manifest) -> None:
-    metadata = pq.read_table(small_archive / "metadata.parquet").to_pylist()
-    training = [row for row in metadata if row["split"] == "train"]
+    training = [row for row in pq.read_table(small_archive / "metadata.parquet").to_pylist() if row["split"] == "train"]
     for index, name in enumerate(manifest.class_names):
         assert manifest.splits["train"].class_counts[index] == sum(name in row["labels"] for row in training)
     archive = BigEarthNetV2(str(small_archive))
@@ -71,5 +69,4 @@ def test_shards_hold_every_sample_once_and_are_balanced(small_archive: Path) -> 
 
 
 def ids(plan: ShardPlan) -> list[str]:
-    names: list[str] = pa.ipc.open_stream(plan.samples).read_all()["id"].to_pylist()
-    return names
+    return pa.ipc.open_stream(plan.samples).read_all()["id"].to_pylist()

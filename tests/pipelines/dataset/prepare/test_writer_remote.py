@@ -41,8 +41,10 @@ def test_a_finished_dataset_on_the_store_is_left_alone_and_another_is_refused(
     assert lines == [f"{remote_dataset} is finished already; left as it is"]
     with pytest.raises(ValueError, match=r"seed 3 there, 4 asked for.*prepare\.overwrite=true"):
         prepare(spark, small_archive, remote_dataset, seed=4)
-    assert Location.at(remote_dataset).modified("dataset.json") == written
-    assert content(remote_dataset, DATA) == content(small_dataset, DATA)
+    assert (Location.at(remote_dataset).modified("dataset.json"), content(remote_dataset, DATA)) == (
+        written,
+        content(small_dataset, DATA),
+    )
 
 
 def test_a_remote_archive_gives_the_same_rows_and_its_bad_records_move_the_others_up(

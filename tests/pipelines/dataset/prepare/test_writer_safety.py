@@ -52,8 +52,7 @@ def test_bad_records_are_named_left_out_and_listed(spark: SparkSession, tmp_path
     reasons = r"\(.*missing file 1.*\)"
     with pytest.raises(ValueError, match=rf"3 of 20 samples are bad {reasons}.*max_rejected_fraction=0\.01") as raised:
         prepare(spark, root, dataset)
-    assert not dataset.exists()
-    assert pq.read_metadata(str(raised.value).rsplit(": ", 1)[1]).num_rows == 3
+    assert (dataset.exists(), pq.read_metadata(str(raised.value).rsplit(": ", 1)[1]).num_rows) == (False, 3)
     lines: list[str] = []
     manifest = prepare(spark, root, dataset, max_rejected_fraction=0.2, say=lines.append)
     expected = {truncated: "not a readable GeoTIFF", missing: "missing file", other: "wrong size"}
@@ -83,8 +82,12 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
         assert not (disk / "dataset").exists()
         subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
         assert prepare(spark, small_archive, disk / "dataset", progress=seen.append) == read_manifest(small_dataset)
-        assert content(disk / "dataset", DATA) == content(small_dataset, DATA)
-        assert (seen[-1].done, seen[-1].total, seen[-1].rejected) == (56, 56, 0)
+        assert (content(disk / "dataset", DATA), seen[-1].done, seen[-1].total, seen[-1].rejected) == (
+            content(small_dataset, DATA),
+            56,
+            56,
+            0,
+        )
     finally:
         subprocess.run(["umount", disk], check=False)
 
@@ -198,7 +201,9 @@ def test_two_attempts_at_the_same_time_leave_one_file(small_archive: Path, small
         process.start()
     for process in processes:
         process.join(patient(120))
-    assert [process.exitcode for process in processes] == [0, 0]
-    assert (tmp_path / plan.file).read_bytes() == (small_dataset / plan.file).read_bytes()
+    assert ([process.exitcode for process in processes], (tmp_path / plan.file).read_bytes()) == (
+        [0, 0],
+        (small_dataset / plan.file).read_bytes(),
+    )
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert files == ["_progress/train-part-00000.parquet.json", "train/part-00000.parquet"]

@@ -124,14 +124,13 @@ class Tasks:
 
 @contextmanager
 def tasks_in_this_process() -> Iterator[Tasks]:
-    def page(dataset: Location, manifest: Manifest, *_: object) -> None:
-        dataset.write("report.html", manifest.fingerprint.encode())
-
     run = Tasks()
     with pytest.MonkeyPatch.context() as patch:
         for module in (spark_tasks, spark_job):
             patch.setattr(module, "run_tasks", run)
-        patch.setattr(writer, "write_report", page)
+        patch.setattr(
+            writer, "write_report", lambda dataset, made, *_: dataset.write("report.html", made.fingerprint.encode())
+        )
         yield run
 
 
@@ -151,8 +150,7 @@ class World:
         (self.archive / "list.json").write_text(json.dumps(rows))
 
     def rows(self) -> dict[str, tuple[str, int]]:
-        rows: dict[str, tuple[str, int]] = json.loads((self.archive / "list.json").read_text())
-        return rows
+        return json.loads((self.archive / "list.json").read_text())
 
     @property
     def incomplete(self) -> Path:
@@ -401,13 +399,11 @@ def test_overwriting_behind_a_url_takes_the_manifest_away_first(
 ) -> None:
     world.dataset = url
     world.prepare()
-    removed: list[str] = []
-    remove = Location.remove
+    removed, remove = [], Location.remove
     monkeypatch.setattr(Location, "remove", lambda self, name="": (removed.append(name), remove(self, name))[1])
     monkeypatch.setattr(writer, "finish", die)
     killed(world, overwrite=True)
-    assert removed[0] == "dataset.json"
-    assert not Location.at(url).exists("dataset.json")
+    assert (removed[0], Location.at(url).exists("dataset.json")) == ("dataset.json", False)
 
 
 @pytest.mark.parametrize("dataset", ["", "/archive", "/archive/dataset"])
@@ -473,8 +469,7 @@ def test_a_mended_sample_does_not_cost_the_rows_whose_folders_are_gone(
         world.prepare()
     else:
         killed_at_the_end(world, monkeypatch)
-    names = ids(world.dataset if state == "finished" else world.incomplete)
-    other = neighbour(world, "s001")
+    names, other = ids(world.dataset if state == "finished" else world.incomplete), neighbour(world, "s001")
     hide(world, other)
     if kind is Numbers:  # it is bad for another reason now
         hide(world, "s001")
@@ -528,8 +523,7 @@ def test_files_that_vanish_within_their_folders_do_not_cost_rows(
     damage(world, other)
     for _ in range(2):
         world.prepare()
-        assert ids(world.dataset) == names
-        assert NOT_WRITTEN in caplog.text
+        assert (ids(world.dataset), NOT_WRITTEN in caplog.text) == (names, True), caplog.text
         caplog.clear()
     mend(world, other)
     assert world.prepared() == undisturbed
@@ -791,8 +785,7 @@ def test_a_repair_that_was_interrupted_is_no_part_of_a_replacement(
     world.prepare()
     Location.at(world.dataset).remove("test/part-00001.parquet")
     interrupted(world, 0)
-    unfinished = staging.staging_of(Location.at(world.dataset))
-    assert len(ids(unfinished)) == 50
+    assert len(ids(staging.staging_of(Location.at(world.dataset)))) == 50
     check_begun_again(world)
 
 
@@ -834,8 +827,7 @@ def test_the_beginning_of_a_mark_is_ours(world: World, undisturbed: dict[str, st
     begun = world.incomplete / "_progress" / f".plan.json.{'0' * 32}"
     begun.parent.mkdir(parents=True)
     begun.write_text("{")  # the process was killed before the file got its name
-    assert world.prepared() == undisturbed
-    assert not begun.exists()
+    assert (world.prepared(), begun.exists()) == (undisturbed, False)
 
 
 def truncate(path: Path) -> None:
@@ -1026,8 +1018,7 @@ def test_a_dataset_that_is_a_link_stays_one(world: World, undisturbed: dict[str,
     world.prepare()
     (tmp_path / "dataset" / "train" / "part-00000.parquet").unlink()
     world.prepare()
-    assert (tmp_path / "link").is_symlink()
-    assert content(tmp_path / "dataset") == undisturbed
+    assert ((tmp_path / "link").is_symlink(), content(tmp_path / "dataset")) == (True, undisturbed)
 
 
 def test_where_there_are_no_hard_links_shards_are_copied(

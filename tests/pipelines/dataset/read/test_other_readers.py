@@ -47,8 +47,10 @@ def expected(dataset: Path) -> dict[str, dict[str, Any]]:
 
 def test_the_plain_columns_say_what_the_archive_knows(expected: dict[str, dict[str, Any]]) -> None:
     for name, row in expected.items():
-        assert row["tile"] == name.split("_")[5].removeprefix("T")
-        assert row["acquisition_date"] == datetime.date.fromisoformat(name[11:19])
+        assert (row["tile"], row["acquisition_date"]) == (
+            name.split("_")[5].removeprefix("T"),
+            datetime.date.fromisoformat(name[11:19]),
+        )
         assert (row["epsg"], row["flags"]) == (32600 + int(row["tile"][:2]), [])
         assert row["label_names"]
     assert {row["split"] for row in expected.values()} == {"train", "validation", "test"}
@@ -92,5 +94,7 @@ def test_petastorm_opens_a_split_without_the_plain_columns(dataset: Path, expect
         with make_reader((dataset / split).as_uri(), num_epochs=1, reader_pool_type="dummy") as reader:
             rows = list(reader)
         assert {row.id for row in rows} == {name for name, row in expected.items() if row["split"] == split}
-        assert set(rows[0]._fields) == {"id", "labels", "bands_10m", "bands_20m", "bands_60m"}
-        assert rows[0].bands_10m.shape == (120, 120, 4)
+        assert (set(rows[0]._fields), rows[0].bands_10m.shape) == (
+            {"id", "labels", "bands_10m", "bands_20m", "bands_60m"},
+            (120, 120, 4),
+        )

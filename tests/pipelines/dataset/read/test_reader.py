@@ -87,8 +87,7 @@ def test_resuming_gives_what_would_have_come_and_reads_nothing_else(
 ) -> None:
     reader = SplitReader(small_dataset, "train")
     whole = [key(batch) for batch in training_batches(reader, seed=0, epoch=0, global_batch_size=8)]
-    gathered = []
-    gather = reader.gather
+    gathered, gather = [], reader.gather
     monkeypatch.setattr(reader, "gather", lambda rows, *rest: gathered.extend(rows) or gather(rows, *rest))
     rest = training_batches(reader, seed=0, epoch=0, global_batch_size=8, start_step=2)
     assert ([key(batch) for batch in rest], len(gathered)) == (whole[2:], 16)
@@ -241,8 +240,7 @@ def test_without_verification_a_flipped_bit_is_read(copied: Path, reader: SplitR
 
 @pytest.mark.parametrize(("verify", "noticed"), [("first_epoch", False), ("always", True)])
 def test_a_row_is_checked_the_first_time_or_always(copied: Path, verify: Verify, noticed: bool) -> None:
-    checking = SplitReader(copied, "train", ReaderSettings(verify=verify))
-    rows = np.array([0, 1])
+    checking, rows = SplitReader(copied, "train", ReaderSettings(verify=verify)), np.array([0, 1])
     checking.gather(rows)
     flip_pixel(first_shard(copied))
     if noticed:
@@ -267,8 +265,7 @@ def test_batches_before_the_damaged_one_arrive_and_the_error_ends_the_threads(
 
 def test_a_file_that_is_replaced_while_it_is_open_is_read_as_it_was(copied: Path, reader: SplitReader) -> None:
     """A repair renames a new file over the old one; the open one stays readable."""
-    again = SplitReader(copied, "train")
-    other = copied / "other"
+    again, other = SplitReader(copied, "train"), copied / "other"
     other.write_bytes(bytes(first_shard(copied).stat().st_size))
     other.replace(first_shard(copied))
     assert key(again.gather(np.arange(32))) == key(reader.gather(np.arange(32)))
@@ -283,8 +280,7 @@ def test_a_row_that_ends_within_a_value_is_a_truncated_file(copied: Path) -> Non
 
 
 def test_an_error_of_the_system_names_the_file(copied: Path) -> None:
-    again = SplitReader(copied, "train")
-    folder = os.open(copied, os.O_RDONLY)
+    again, folder = SplitReader(copied, "train"), os.open(copied, os.O_RDONLY)
     os.dup2(folder, again._files.row_group(0).file.descriptor)  # reading a folder is an error
     os.close(folder)
     with pytest.raises(OSError, match=r"Is a directory in row group 0: .*part-00000.parquet"):
@@ -336,9 +332,11 @@ def test_row_groups_of_one_row(copied: Path, reader: SplitReader, edit_manifest:
         lambda path: pq.write_table(pq.read_table(path), path, row_group_size=1, **PARQUET_OPTIONS),
     )
     again = SplitReader(copied, "train")
-    assert again.group_rows == [1] * 32
-    assert again.window_rows is None
-    assert key(again.gather(np.arange(32))) == key(reader.gather(np.arange(32)))
+    assert (again.group_rows, again.window_rows, key(again.gather(np.arange(32)))) == (
+        [1] * 32,
+        None,
+        key(reader.gather(np.arange(32))),
+    )
 
 
 def test_an_empty_split(copied: Path, edit_manifest: EditManifest) -> None:
@@ -348,8 +346,7 @@ def test_an_empty_split(copied: Path, edit_manifest: EditManifest) -> None:
     empty_split = {"shards": [shard], "class_counts": [0] * 19}
     edit_manifest(copied, lambda manifest: manifest["splits"].update(empty=empty_split))
     empty = SplitReader(copied, "empty")
-    assert (len(empty), empty.ids()) == (0, [])
-    assert list(evaluation_batches(empty, batch_size=4, rank=1, size=3)) == []
+    assert (len(empty), empty.ids(), list(evaluation_batches(empty, batch_size=4, rank=1, size=3))) == (0, [], [])
     assert list(training_batches(empty, seed=0, epoch=0, global_batch_size=4)) == []
 
 
@@ -394,8 +391,7 @@ def test_files_that_spark_wrote_are_read(
         edit_manifest,
         lambda path: shutil.copy(next((written_by_spark / path.name).glob("part-*.parquet")), path),
     )
-    again = SplitReader(copied, "train", settings)
-    assert key(again.gather(np.arange(32))) == key(reader.gather(np.arange(32)))
+    assert key(SplitReader(copied, "train", settings).gather(np.arange(32))) == key(reader.gather(np.arange(32)))
 
 
 def sizes_of(cache: Path) -> list[int]:
@@ -460,18 +456,12 @@ def cached(copied: Path, settings: ReaderSettings, edit_manifest: EditManifest) 
     return copied
 
 
-def entry_of_row(settings: ReaderSettings, pixels: np.ndarray) -> Path:
-    """The cache's file that holds an image."""
-    (path,) = [path for path in settings.cache_folder.glob("*.parquet") if pixels.tobytes() in path.read_bytes()]
-    return path
-
-
 def test_a_flipped_bit_in_the_cache_is_found_and_the_entry_fetched_again(
     cached: Path, settings: ReaderSettings, reader: SplitReader, caplog: pytest.LogCaptureFixture
 ) -> None:
-    again = SplitReader(cached, "train", settings)
-    good = reader.gather(np.arange(32))
-    entry = entry_of_row(settings, good.images["bands_20m"][1])
+    again, good = SplitReader(cached, "train", settings), reader.gather(np.arange(32))
+    pixels = good.images["bands_20m"][1].tobytes()
+    (entry,) = [path for path in settings.cache_folder.glob("*.parquet") if pixels in path.read_bytes()]
     flip_pixel(entry)
     assert key(again.gather(np.arange(32))) == key(good)
     assert f"{entry} is damaged in the cache" in caplog.text

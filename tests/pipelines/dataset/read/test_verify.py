@@ -47,8 +47,12 @@ def only_damage(check: DatasetCheck) -> str:
 def test_a_prepared_dataset_is_whole(small_dataset: Path) -> None:
     seen: list[CheckProgress] = []
     check = verify_dataset(small_dataset, threads=2, progress=seen.append)
-    assert (check.is_whole, check.rows, check.shards) == (True, 56, len(seen))
-    assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
+    assert (check.is_whole, check.rows, check.shards, [progress.done for progress in seen]) == (
+        True,
+        56,
+        len(seen),
+        sorted(progress.done for progress in seen),
+    )
     assert seen[-1] == CheckProgress(56, 56, 0)
 
 
@@ -61,8 +65,11 @@ def test_one_flipped_bit_of_a_row_is_found(copied: Path, shard: Path, name: str,
     check, metadata = verify_dataset(copied), pq.read_metadata(shard)
     rows = sum(metadata.row_group(group).num_rows for group in range(row_group + 1))
     ids = pq.read_table(shard, columns=["id"])["id"].to_pylist()
-    assert only_damage(check) == f"has 1 damaged rows of {len(ids)}: {rows - 1} (sample {ids[rows - 1]})"
-    assert (check.damaged[0].damaged_rows, check.problems) == ((rows - 1,), ())
+    assert (only_damage(check), check.damaged[0].damaged_rows, check.problems) == (
+        f"has 1 damaged rows of {len(ids)}: {rows - 1} (sample {ids[rows - 1]})",
+        (rows - 1,),
+        (),
+    )
 
 
 def test_a_changed_id_is_found(copied: Path, shard: Path) -> None:
@@ -149,8 +156,7 @@ def test_an_empty_split_is_whole(copied: Path, edit_manifest: EditManifest) -> N
 
 def test_a_check_of_one_shard_gives_what_is_in_it(small_dataset: Path) -> None:
     manifest = read_manifest(small_dataset)
-    split = manifest.splits["validation"]
-    fields = fixed_fields(manifest.groups, len(manifest.class_names))
+    split, fields = manifest.splits["validation"], fixed_fields(manifest.groups, len(manifest.class_names))
     checks = [check_shard(Location.at(small_dataset), shard, fields) for shard in split.shards]
     assert [check.damage for check in checks] == [None] * len(checks)
     assert np.sum([check.class_counts for check in checks], axis=0).tolist() == list(split.class_counts)

@@ -46,6 +46,5 @@ def test_a_bright_corner_is_where_it_is_in_the_image() -> None:
 def test_three_8_bit_bands_are_seen_as_they_are_and_others_in_grey() -> None:
     image = np.arange(2 * 2 * 3, dtype=np.uint8).reshape(2, 2, 3)
     assert (visible({"rgb": image}, [ImageGroup("rgb", (2, 2, 3), "uint8", ("red", "green", "blue"))]) == image).all()
-    radar = ImageGroup("radar", (2, 2, 2), "uint8", ("VV", "VH"))
-    grey = visible({"radar": image[..., :2]}, [radar])
+    grey = visible({"radar": image[..., :2]}, [ImageGroup("radar", (2, 2, 2), "uint8", ("VV", "VH"))])
     assert (grey == image[..., :1]).all(), "the first band, three times"

@@ -176,9 +176,7 @@ def test_ranks_are_forks_where_the_server_fits_and_new_interpreters_elsewhere(mo
     with ForkServer(["colorsys"], {**os.environ, **rank_environment(1)}) as server:
         monkeypatch.setenv(FORK_SERVER_VARIABLE, server.address)
         quiet = {"on_log": lambda rank, line: None}
-        forked = BarrierRunner(None, 2, **quiet).run_all(facts)
-        assert forked == [(server.pid, True, "0"), (server.pid, True, "1")]
+        assert BarrierRunner(None, 2, **quiet).run_all(facts) == [(server.pid, True, "0"), (server.pid, True, "1")]
         new = BarrierRunner(None, 1, env={"KERAS_BACKEND": "tensorflow"}, **quiet).run_all(facts)
         assert new == [(os.getpid(), False, "0")]
-    gone = BarrierRunner(None, 1, **quiet).run_all(facts)
-    assert gone == [(os.getpid(), False, "0")]
+    assert BarrierRunner(None, 1, **quiet).run_all(facts) == [(os.getpid(), False, "0")]

@@ -33,8 +33,7 @@ def devices_of_two_ranks(discovery: str) -> list[str]:
         "spark.task.resource.gpu.amount": "2",
         "spark.executorEnv.CUDA_VISIBLE_DEVICES": "GPU-8f2c11d0,MIG-77aa0b3e,GPU-1c5d92aa,5",
     }
-    builder = SparkSession.builder.master("local-cluster[1,2,1024]").config(map=dict(settings))
-    with builder.getOrCreate() as spark:
+    with SparkSession.builder.master("local-cluster[1,2,1024]").config(map=dict(settings)).getOrCreate() as spark:
         return BarrierRunner(spark, 2, gpus_per_worker=2).run_all(os.getenv, "CUDA_VISIBLE_DEVICES")
 
 

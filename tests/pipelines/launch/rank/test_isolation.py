@@ -75,8 +75,7 @@ def test_the_environment_is_there_before_the_function_is_unpickled(tmp_path: Pat
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return eval, ("__import__('os').environ['HOROVOD_RANK'] + __import__('os').environ['OMP_NUM_THREADS']",)
 
-    runner = BarrierRunner(None, 2, threads_per_worker=3)
-    assert runner.run_all(lambda early: early, Early()) == ["03", "13"]
+    assert BarrierRunner(None, 2, threads_per_worker=3).run_all(lambda early: early, Early()) == ["03", "13"]
 
 
 def test_a_process_that_gets_no_function_ends_with_its_task() -> None:

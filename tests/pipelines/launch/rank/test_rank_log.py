@@ -19,8 +19,7 @@ def test_lines_of_several_processes_and_kinds(log: RankLog) -> None:
     code = "import sys, os; print('one\\rtwo\\r\\nthree'); sys.stderr.write('four\\n'); os.system('echo five')"
     subprocess.run([sys.executable, "-u", "-c", code], stdout=log.file, stderr=subprocess.STDOUT, check=True)
     lines, end = log.read(0, 1 << 16)
-    assert lines == ["one", "two", "three", "four", "five"]
-    assert end == log.size()
+    assert (lines, end) == (["one", "two", "three", "four", "five"], log.size())
     assert log.read(end, 1 << 16) == ([], end)
 
 

@@ -47,8 +47,10 @@ def test_sigterm_takes_effect_on_the_driver_when_the_ranks_have_saved(tmp_path: 
     finally:
         driver.kill()
         driver.wait()
-    assert driver.returncode == -signal.SIGTERM
-    assert {path.name for path in tmp_path.iterdir()} == {"begun-0", "begun-1", "saved-0", "saved-1"}
+    assert (driver.returncode, {path.name for path in tmp_path.iterdir()}) == (
+        -signal.SIGTERM,
+        {"begun-0", "begun-1", "saved-0", "saved-1"},
+    )
     assert b"the driver received SIGTERM: all ranks are asked to stop within 60 s" in errors
     assert b"Traceback" not in errors
 
@@ -84,8 +86,7 @@ def test_outside_a_rank_nobody_asks() -> None:
 
 
 def test_sigterm_is_told_to_an_attempt_though_it_came_before_and_a_second_one_takes_effect_at_once() -> None:
-    reasons: list[str] = []
-    termination = Termination()
+    reasons, termination = [], Termination()
     termination.handle(signal.SIGTERM, None)
     assert termination.received
     termination.tell(reasons.append)
@@ -110,5 +111,7 @@ def test_a_rank_that_stops_at_once_leaves_the_others_the_grace(spark: SparkSessi
 
     with pytest.raises(RankLostError, match="stopped on request: saved") as caught:
         BarrierRunner(spark, 2, log_to_driver="none").run(function)
-    assert [outcome.kind for outcome in caught.value.outcomes] == ["requested", "requested"]
-    assert (tmp_path / "saved").exists()
+    assert ([outcome.kind for outcome in caught.value.outcomes], (tmp_path / "saved").exists()) == (
+        ["requested", "requested"],
+        True,
+    )

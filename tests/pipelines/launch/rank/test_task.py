@@ -18,8 +18,7 @@ def fake_process() -> Any:
 
 def test_an_order_to_join_waits_until_the_spare_is_ready_and_counts_once() -> None:
     """The rank has died while the order was on its way: the spare's own readiness is answered by that order."""
-    first, second = Join({"RENDEZVOUS": "first"}), Join({"RENDEZVOUS": "second"})
-    sent: list[Any] = []
+    first, second, sent = Join({"RENDEZVOUS": "first"}), Join({"RENDEZVOUS": "second"}), []
     orders: queue.Queue[Order] = queue.Queue()
     link: Any = SimpleNamespace(orders=orders, send=sent.append)
     dead, spare = fake_process(), fake_process()

@@ -142,8 +142,7 @@ def test_the_log_arrives_before_what_was_said_after_it_and_all_before_a_task_han
     link.send(EXIT)
     link.flush(patient(30))
     link.close()
-    received = collect(channel, last(EXIT))
-    assert lines_of(received) == [f"line {number}" for number in range(50_000)]
+    assert lines_of(collect(channel, last(EXIT))) == [f"line {number}" for number in range(50_000)]
 
 
 def test_messages_do_not_make_a_talkative_ranks_log_travel_faster(
@@ -186,8 +185,7 @@ def test_a_driver_without_the_secret_is_not_believed() -> None:
                 connection.sendall(bytes(32))
                 heard = connection.recv(1 << 16)
                 connection.sendall(bytes(32) + frame(encode(Welcome(0, 0, 0))) + frame(encode(GO)))
-                assert address.secret not in heard
-                assert connection.recv(1 << 16) == b""
+                assert (address.secret in heard, connection.recv(1 << 16)) == (False, b""), heard
             assert link.orders.empty()
 
 
@@ -226,8 +224,7 @@ def test_a_flood_of_bad_requests_loses_and_disturbs_nothing(
     link.flush(patient(10))
     while not channel.events.empty():
         received.append(channel.events.get()[1])
-    assert numbers_of(received) == list(range(100))
-    assert lines_of(received) == [f"line {number}" for number in range(100)]
+    assert (numbers_of(received), lines_of(received)) == (list(range(100)), [f"line {number}" for number in range(100)])
     wait_until(lambda: channel._server.refused >= 1_950)
     wait_until(lambda: threading.active_count() < 50)
 
@@ -323,8 +320,7 @@ def test_messages_that_do_not_fit_are_counted_and_what_matters_is_kept(monkeypat
     secret, received = secrets.token_bytes(32), list[Event]()
     with ExitStack() as stack:
         driver = stack.enter_context(socket.create_server(("127.0.0.1", 0)))  # takes connections and answers none
-        address = ChannelAddress("127.0.0.1", driver.getsockname()[1], secret)
-        link = stack.enter_context(link_to(address))
+        link = stack.enter_context(link_to(ChannelAddress("127.0.0.1", driver.getsockname()[1], secret)))
         for number in range(5000):
             link.send(Report({"number": number}))
         link.send(EXIT)
@@ -455,8 +451,7 @@ def test_an_order_that_a_broken_connection_did_not_bring_comes_with_the_next_one
         channel.send(0, join)
         break_connection(channel)
         channel.send(0, StopSoon())
-        orders = [link.orders.get(timeout=patient(50)) for _ in range(2)]
-        assert orders == [join, StopSoon()], "each once"
+        assert [link.orders.get(timeout=patient(50)) for _ in range(2)] == [join, StopSoon()], "each once"
         wait_until(lambda: link.connected)
     assert link.orders.empty()
 

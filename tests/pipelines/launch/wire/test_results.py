@@ -11,7 +11,6 @@ from pyspark.sql import SparkSession
 from pipelines.launch.driver import barrier_tasks
 from pipelines.launch.rank.report import log_to_driver, report
 from pipelines.launch.runner import BarrierRunner, InfrastructureError, WorkerError
-from pipelines.launch.wire.messages import JsonObject
 from tests.patience import patient
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(240)]
@@ -49,8 +48,7 @@ def test_only_rank_zeros_value_is_asked_for_and_one_that_cannot_be_pickled_is_na
 
 
 def test_a_report_above_the_limit_is_refused_and_all_that_follows_arrives() -> None:
-    reports: list[JsonObject] = []
-    shown: list[str] = []
+    reports, shown = [], []
 
     def function() -> str:
         refused = ""
@@ -68,19 +66,16 @@ def test_a_report_above_the_limit_is_refused_and_all_that_follows_arrives() -> N
 
     runner = BarrierRunner(None, 1, on_report=reports.append, on_log=lambda rank, line: shown.append(line))
     refused = runner.run(function)
-    assert "a message of 5,242," in refused
-    assert "does not fit the 4,194,304 bytes" in refused
+    assert ("a message of 5,242," in refused, "does not fit the 4,194,304 bytes" in refused) == (True, True), refused
     assert "write it to storage" in refused
     assert [sorted(report) for report in reports[:3]] == [["rank", "text"], ["rank", "refused"], ["rank", "refused"]]
     assert all("does not fit" in report["refused"] for report in reports[1:3])
-    assert [report["number"] for report in reports[3:]] == list(range(5000))
-    assert shown == ["said after it"]
+    assert ([report["number"] for report in reports[3:]], shown) == (list(range(5000)), ["said after it"])
 
 
 def test_a_stage_that_spark_does_not_end_is_an_error(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a JVM without memory is: the ranks have finished, and `collect` never returns."""
-    released = threading.Event()
-    collect = RDD.collect
+    released, collect = threading.Event(), RDD.collect
 
     def never_returns(rdd: RDD[Any]) -> list[Any]:
         results = collect(rdd)

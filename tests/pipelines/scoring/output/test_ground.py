@@ -40,8 +40,7 @@ FOUND: tuple[Any, ...] = ([32633, 32629], [600000.0, 500000.0], [5300040.0, 4600
 
 
 def ground(epsg: list[int], x0: list[float], y0: list[float], likeliest: list[int]) -> GroundPredictions:
-    rows = len(epsg)
-    probabilities = [[0.9 if index == one else 0.1 for index in range(3)] for one in likeliest]
+    rows, probabilities = len(epsg), [[0.9 if index == one else 0.1 for index in range(3)] for one in likeliest]
     columns: dict[str, Any] = {
         "id": [f"patch {row}" for row in range(rows)],
         "split": ["test"] * rows,
@@ -68,10 +67,15 @@ def test_a_geotiff_has_one_cell_for_each_patch(tmp_path: Path) -> None:
     assert write_map(found, tmp_path / "map.tif") == [tmp_path / "map.tif", tmp_path / "map.png"]
     with rasterio.open(tmp_path / "map.tif") as raster:
         assert (raster.crs.to_epsg(), raster.bounds.left, raster.bounds.top) == (32633, 600000, 5300040)
-        assert (raster.res, raster.nodata) == ((1200, 1200), 255)
-        assert raster.read(1).tolist() == [[0, 2, 255, 255], [255, 255, 255, 1]]
-        assert raster.tags(1)["class_2"] == "Inland waters"
-        assert len({raster.colormap(1)[index] for index in range(3)}) == 3
+        assert (raster.res, raster.nodata, raster.read(1).tolist()) == (
+            (1200, 1200),
+            255,
+            [[0, 2, 255, 255], [255, 255, 255, 1]],
+        )
+        assert (raster.tags(1)["class_2"], len({raster.colormap(1)[index] for index in range(3)})) == (
+            "Inland waters",
+            3,
+        )
     pixels = picture(tmp_path / "map.png")
     assert min(pixels.shape[:2]) > 600
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 3
@@ -104,8 +108,10 @@ def test_single_patches_far_apart_are_seen(tmp_path: Path) -> None:
 
 def test_one_patch_is_no_patches_and_thousands_are_counted() -> None:
     (axis,) = draw(ground([32633], [600000.0], [5300040.0], [1])).axes
-    assert axis.get_title() == "EPSG 32633, 1 patch"
-    assert [text.get_text() for text in draw(square(40, 32633, 1)).legends[0].get_texts()] == ["Pastures (1,600)"]
+    assert (axis.get_title(), [text.get_text() for text in draw(square(40, 32633, 1)).legends[0].get_texts()]) == (
+        "EPSG 32633, 1 patch",
+        ["Pastures (1,600)"],
+    )
 
 
 def square(side: int, epsg: int | list[int], likeliest: int) -> GroundPredictions:
@@ -134,8 +140,7 @@ def test_geojson_has_squares_in_longitude_and_latitude(tmp_path: Path) -> None:
 )
 def test_patches_off_a_common_grid_are_drawn_on_the_nearest_cells(offset: float, cell: int, tmp_path: Path) -> None:
     # Tiles of Sentinel-2 begin 99,960, 100,000 or 100,020 m apart.
-    found = ground([32633, 32633], [600000.0, 600000 + offset], [5300040.0, 5300040.0], [1, 0])
-    write_map(found, tmp_path / "map.tif")
+    write_map(ground([32633, 32633], [600000.0, 600000 + offset], [5300040.0, 5300040.0], [1, 0]), tmp_path / "map.tif")
     with rasterio.open(tmp_path / "map.tif") as raster:
         assert raster.res == (cell, cell)
         pixels = raster.read(1)

@@ -23,8 +23,7 @@ from pipelines.scoring.source import archive_source
 from pipelines.storage.folder import Location
 
 GROUP = ImageGroup("image", (64, 64, 4), "uint16", ("B02", "B03", "B04", "B08"))
-NAMES = ("Pastures", "Sea")
-IMAGE_BYTES = 64 * 64 * 4 * 2
+NAMES, IMAGE_BYTES = ("Pastures", "Sea"), 64 * 64 * 4 * 2
 BATCH_SIZE, ROWS_OF_A_PART = 16, 64
 
 
@@ -56,8 +55,7 @@ class Numbered:
 @contextmanager
 def peak_bytes() -> Iterator[dict[str, int]]:
     """Measures the largest memory of Python and numpy, and that of Arrow, beyond what was there before."""
-    found: dict[str, int] = {}
-    pool = pa.default_memory_pool()
+    found, pool = {}, pa.default_memory_pool()
     counted = pa.proxy_memory_pool(pool)  # its peak begins here
     pa.set_memory_pool(counted)
     tracemalloc.start()
@@ -88,8 +86,7 @@ def test_the_memory_of_a_task_does_not_depend_on_the_number_of_samples(tmp_path:
     def score(parts: int) -> dict[str, int]:
         output = Location.at(tmp_path / f"{parts} parts")
         begin(output, {})
-        nowhere = SimpleNamespace(value=None)
-        scorer = Scorer(model, nowhere, "keras", None, "", output, BATCH_SIZE, (0.5, 0.5), 1)
+        scorer = Scorer(model, SimpleNamespace(value=None), "keras", None, "", output, BATCH_SIZE, (0.5, 0.5), 1)
         source = archive_source(Numbered(parts * ROWS_OF_A_PART), samples_per_file=ROWS_OF_A_PART)
         assert len(source.parts) == parts
         with peak_bytes() as found:

@@ -32,8 +32,7 @@ def test_batches_have_one_size_whatever_spark_sends(small_dataset: Path) -> None
     manifest = read_manifest(small_dataset)
     fields = {group.name: (group.shape, np.dtype(group.dtype)) for group in manifest.groups}
     file = small_dataset / manifest.splits["train"].shards[0].file
-    rows = sum(manifest.splits["train"].shards[0].row_groups)
-    table = pq.read_table(file, columns=["id", *fields])
+    rows, table = sum(manifest.splits["train"].shards[0].row_groups), pq.read_table(file, columns=["id", *fields])
     assert table.schema.field("bands_10m").type == arrow_schema(manifest.groups, 19).field("bands_10m").type
     slices = (table.slice(start, size) for start, size in ((0, 3), (3, 1), (4, 6), (10, rows)))
     batches = [batch for part in slices for batch in part.combine_chunks().to_batches()]
@@ -67,8 +66,7 @@ def frame(spark: SparkSession, small_dataset: Path) -> DataFrame:
 
 def check(rows: list[Any], expected: Any, count: int = 12) -> None:
     assert len({row["id"] for row in rows}) == count
-    wanted = [expected[row["id"]] for row in rows]
-    np.testing.assert_allclose([row["probabilities"] for row in rows], wanted, atol=1e-5)
+    np.testing.assert_allclose([row["probabilities"] for row in rows], [expected[row["id"]] for row in rows], atol=1e-5)
 
 
 @pytest.mark.spark

@@ -72,8 +72,7 @@ F1 = ("micro", "macro")
 def truth(dataset: Path, split: str, expected: Any) -> tuple[np.ndarray, np.ndarray]:
     """Targets of a split, and what Keras alone predicts of its samples."""
     reader = SplitReader(dataset, split)
-    targets = reader.gather(np.arange(len(reader))).targets
-    return targets, np.stack([expected[name] for name in reader.ids()])
+    return reader.gather(np.arange(len(reader))).targets, np.stack([expected[name] for name in reader.ids()])
 
 
 def mean_loss(targets: np.ndarray, probabilities: np.ndarray) -> float:
@@ -256,8 +255,7 @@ def test_scores_of_an_image_and_its_mirror_image_have_a_name_of_their_own(
     measured: Any, logged: Any, small_dataset: Path
 ) -> None:
     before = find_model(logged.uri).metadata.thresholds
-    config = config_of(small_dataset, "evaluate.test_time_augmentation=mirror", tuned=True)
-    found = evaluate(config, logged.uri)
+    found = evaluate(config_of(small_dataset, "evaluate.test_time_augmentation=mirror", tuned=True), logged.uri)
     both = {name: (own + logged.mirrored[name]) / 2 for name, own in logged.expected.items()}
     loss, alone = found.metrics["loss"], measured[0].metrics["loss"]
     assert loss == pytest.approx(mean_loss(*truth(small_dataset, "test", both)), abs=1e-5)
@@ -350,8 +348,7 @@ def test_a_store_that_does_not_answer_is_one_line(
 def made_up(dataset: Path, weight: float, noise: float) -> tuple[SplitReader, SplitScores]:
     """The training split, and scores of it that are better than chance."""
     reader = SplitReader(dataset, "train")
-    targets = reader.gather(np.arange(len(reader))).targets
-    random = np.random.default_rng(0)
+    targets, random = reader.gather(np.arange(len(reader))).targets, np.random.default_rng(0)
     probabilities = np.clip(targets * weight + random.random(targets.shape) * noise, 0, 1).astype(np.float32)
     return reader, SplitScores(reader.ids(), probabilities, targets)
 
@@ -429,8 +426,7 @@ def test_a_browser_shows_the_whole_report(show_page: Callable[..., Any], small_d
     page = evaluation_page(found, scores, [reader], "train", {"Model": "models:/land cover/3"})
     screenshot = Path(os.environ.get("GROUNDSWELL_SCREENSHOT", tmp_path / "page.png"))
     for width in (1280, 390):
-        picture = screenshot.with_stem(f"{screenshot.stem}-{width}")
-        shown, _ = show_page(page, width, height=5200, screenshot=picture)
+        shown, _ = show_page(page, width, height=5200, screenshot=screenshot.with_stem(f"{screenshot.stem}-{width}"))
         assert len(shown["images"]) == page.count("<img ") == 25
         assert min(shown["images"]) >= 100
         assert (shown["overflow"], shown["scripts"]) == (0, 1)

@@ -98,8 +98,7 @@ def test_a_write_that_the_server_took_before_it_died_is_not_doubled(
     # The server took the points, and its answer was lost.
     stored.log_batch(run.run_id, metrics=[Metric("train/loss", p.value, p.milliseconds, p.step) for p in points])
     writer.curves({"train/loss": points})
-    assert writer.drain() == ""
-    assert curve(stored, run) == [(0, 0.5), (1, 0.5), (2, 0.5)]
+    assert (writer.drain(), curve(stored, run)) == ("", [(0, 0.5), (1, 0.5), (2, 0.5)])
 
 
 def test_every_number_arrives_as_it_is(run: TrackedRun, stored: MlflowClient, writer: RunWriter) -> None:
@@ -121,9 +120,7 @@ def test_a_write_that_the_server_refuses_is_told_of_and_does_not_stop_the_others
     writer = RunWriter(run, tmp_path / "journal", on_news=told)
     for name in ("system/rank-0/no such name: 100 %", "system/rank-0/not this one either?", "train/loss"):
         writer.metrics({name: 1.0}, step=1)
-    assert writer.drain() == ""
-    assert told.news == ["refused"]
-    assert curve(stored, run) == [(1, 1.0)]
+    assert (writer.drain(), told.news, curve(stored, run)) == ("", ["refused"], [(1, 1.0)])
 
 
 def test_a_file_that_a_proxy_never_takes_is_told_of_and_does_not_stop_the_others(
@@ -145,8 +142,10 @@ def test_a_file_that_a_proxy_never_takes_is_told_of_and_does_not_stop_the_others
     ]
     assert "413" in told.reasons[0]
     writer.close()
-    assert [item.path for item in stored.list_artifacts(run.run_id)] == ["small.bin"]
-    assert curve(stored, run) == [(1, 1.0)]
+    assert ([item.path for item in stored.list_artifacts(run.run_id)], curve(stored, run)) == (
+        ["small.bin"],
+        [(1, 1.0)],
+    )
 
 
 @pytest.mark.long
@@ -171,8 +170,7 @@ def test_a_file_has_more_time_than_a_small_write(
     assert os.environ[TIMEOUT] == str(short)
     rank.close()
     assert TIMEOUT not in os.environ
-    assert told.news == []
-    assert {item.path for item in stored.list_artifacts(run.run_id)} == {"profiles", "model.keras"}
+    assert (told.news, {item.path for item in stored.list_artifacts(run.run_id)}) == ([], {"profiles", "model.keras"})
 
 
 def test_a_store_that_is_away_when_the_model_is_logged_costs_no_password_in_the_log(
@@ -240,18 +238,17 @@ def test_an_outage_delays_nothing_loses_nothing_and_doubles_nothing(
     told.wait_for("back")
     assert rank.drain(patience=patient(60)) == ""
     rank.close()
-    assert told.news == ["away", "back"]
-    assert not (tmp_path / "rank").exists()
-    assert curve(stored, trained) == [(1, 3.0), *[(step, 1.0 / step) for step in range(2, 10)]]
+    assert (told.news, (tmp_path / "rank").exists(), curve(stored, trained)) == (
+        ["away", "back"],
+        False,
+        [(1, 3.0), *[(step, 1.0 / step) for step in range(2, 10)]],
+    )
     assert stored.get_run(trained.run_id).data.tags["attempt"] == "2"
     assert {item.path for item in stored.list_artifacts(trained.run_id)} == {"per_class.json", "plots"}
     assert [item.path for item in stored.list_artifacts(trained.run_id, "plots")] == ["plots/curves.png"]
 
-    again = RunWriter(ended, tmp_path / "left")
-    assert again.drain() == ""
-    assert curve(stored, ended, "val/loss") == [(8, 0.25)]
+    assert (RunWriter(ended, tmp_path / "left").drain(), curve(stored, ended, "val/loss")) == ("", [(8, 0.25)])
 
-    assert driver.drain() == ""
-    assert told_driver.news == ["away", "back"]
+    assert (driver.drain(), told_driver.news) == ("", ["away", "back"])
     assert [item.path for item in stored.list_artifacts(driven.run_id, "logs")] == ["logs/rank-0.log"]
     assert stored.get_run(driven.run_id).data.tags["attempt"] == "1"

@@ -26,8 +26,7 @@ with ended(TrackedRun(*sys.argv[1:])):
 
 @pytest.mark.timeout(120)
 def test_the_run_of_a_driver_that_is_killed_fails(run: TrackedRun, project: Path) -> None:
-    client = MlflowClient(run.uri)
-    command = [sys.executable, "-c", DRIVER, run.uri, run.run_id]
+    client, command = MlflowClient(run.uri), [sys.executable, "-c", DRIVER, run.uri, run.run_id]
     environment = {**os.environ, "PYTHONPATH": str(project)}
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True

@@ -51,8 +51,7 @@ def test_entries_wait_for_the_checkpoint_that_holds_their_steps(journal: Journal
 def test_what_was_not_delivered_is_there_after_the_process_died(journal: Journal, tmp_path: Path) -> None:
     add(journal, 1, 2, 3, after_step=8)
     journal.hold(8)
-    first = following(journal)
-    journal.delivered(first)
+    journal.delivered(following(journal))
     # Not closed: the process was killed while it wrote a line.
     with (tmp_path / "j" / "entries.jsonl").open("ab") as file:
         file.write(b'{"entry": 3, "kind": "ta')
@@ -153,14 +152,10 @@ def test_what_was_synced_outlives_the_machine(
 ) -> None:
     synced: list[Path] = []
 
-    def fsync(descriptor: int) -> None:
-        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
-
-    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink()))
     for name in ("a.png", "b.png", "c.png"):
         journal.append_file(b"x", f"plots/{name}", after_step=0)
-    first = following(journal)
-    journal.delivered(first)
+    journal.delivered(following(journal))
     journal.sync()
     folder = tmp_path / "j" / "files"
     expected = [folder / "1" / "b.png", folder / "1", folder / "2" / "c.png", folder / "2", folder]

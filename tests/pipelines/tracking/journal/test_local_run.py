@@ -49,8 +49,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 def test_two_drivers_do_not_train_one_run(tmp_path: Path, project: Path) -> None:
     folder = tmp_path / "run"
-    command = [sys.executable, "-c", HOLDER, str(folder)]
-    environment = {**os.environ, "PYTHONPATH": str(project)}
+    command, environment = [sys.executable, "-c", HOLDER, str(folder)], {**os.environ, "PYTHONPATH": str(project)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as other:
         try:
             assert other.stdout.readline() == "held\n"

@@ -63,8 +63,7 @@ def test_logs_are_uploaded_from_where_the_run_is_now(
     synced = sync(tmp_path / "moved" / "offline-7", log_model)
     assert [item.path for item in client.list_artifacts(synced.run_id, "logs")] == ["logs/rank-0.log"]
     shutil.rmtree(trained_offline(tmp_path / "second") / "logs")
-    lost = sync(tmp_path / "second" / "offline-7", log_model)
-    assert lost.status == "FINISHED"
+    assert sync(tmp_path / "second" / "offline-7", log_model).status == "FINISHED"
     assert "/logs is not there any more: its files are not among the artifacts" in caplog.text
 
 
@@ -72,25 +71,34 @@ def test_a_run_without_a_store_is_written_later_once(client: MlflowClient, tmp_p
     folder = trained_offline(tmp_path)
     assert unsynced(tmp_path) == [folder]
     synced = sync(folder, log_model)
-    assert (synced.status, synced.model_uri, synced.waiting) == ("FINISHED", f"runs:/{synced.run_id}/model", 1)
-    assert synced.folder == tmp_path / synced.run_id
+    assert (synced.status, synced.model_uri, synced.waiting, synced.folder) == (
+        "FINISHED",
+        f"runs:/{synced.run_id}/model",
+        1,
+        tmp_path / synced.run_id,
+    )
     assert folder.resolve() == synced.folder, "the old name still leads there"
 
     run = client.get_run(synced.run_id)
     assert (run.info.status, run.info.start_time, run.info.end_time) == ("FINISHED", STARTED, STARTED + 5)
-    assert (run.info.run_name, run.data.params) == ("r50-lars-g512-4w", {"a.b": "1"})
-    assert (run.data.tags["codec"], run.data.tags["attempt"]) == ("onebit", "1")
+    assert (run.info.run_name, run.data.params, run.data.tags["codec"], run.data.tags["attempt"]) == (
+        "r50-lars-g512-4w",
+        {"a.b": "1"},
+        "onebit",
+        "1",
+    )
     (found,) = (each.dataset for each in run.inputs.dataset_inputs)
     facts = (found.name, found.digest, found.source_type, found.profile)
-    assert facts == ("eurosat_rgb", "0123", "local", '{"num_rows": 7}')
-    assert [item.path for item in client.list_artifacts(run.info.run_id, "logs")] == ["logs/rank-0.log"]
+    assert (facts, [item.path for item in client.list_artifacts(run.info.run_id, "logs")]) == (
+        ("eurosat_rgb", "0123", "local", '{"num_rows": 7}'),
+        ["logs/rank-0.log"],
+    )
     assert [(m.step, m.value) for m in client.get_metric_history(synced.run_id, "train/loss")] == [(1, 1.0), (2, 0.5)]
     experiment = client.get_experiment(run.info.experiment_id)
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
 
     again = sync(synced.folder, log_model)
-    assert (again.run_id, again.waiting) == (synced.run_id, 1)
-    assert len(client.search_runs([run.info.experiment_id])) == 1
+    assert (again.run_id, again.waiting, len(client.search_runs([run.info.experiment_id]))) == (synced.run_id, 1, 1)
 
 
 def test_a_sync_that_was_interrupted_makes_no_second_run(
@@ -153,8 +161,11 @@ def test_a_run_whose_driver_died_does_not_stay_running(client: MlflowClient, tmp
     (left,) = unsynced(tmp_path)
     assert sync(left, log_model).status == "FAILED"
     stored = client.get_run(run.run_id)
-    assert (stored.info.status, stored.data.tags["driver"]) == ("FAILED", "died before it could end this run")
-    assert unsynced(tmp_path) == []
+    assert (stored.info.status, stored.data.tags["driver"], unsynced(tmp_path)) == (
+        "FAILED",
+        "died before it could end this run",
+        [],
+    )
     assert record_of(folder).is_reported
 
 

@@ -12,9 +12,7 @@ from tests.patience import patient
 
 
 def test_what_mlflow_samples_is_taken_with_the_step() -> None:
-    sampler = SystemSampler(0.05, lambda: 7)
-    deadline = time.monotonic() + patient(60)
-    samples: list = []
+    sampler, deadline, samples = SystemSampler(0.05, lambda: 7), time.monotonic() + patient(60), []
     while len(samples) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.05)

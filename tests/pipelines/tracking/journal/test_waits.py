@@ -24,8 +24,7 @@ class FrozenStore:
     """A store whose every request takes all the time that it may take; its clock is the test's own."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
-        self.is_frozen = True
+        self.seconds, self.is_frozen = 0.0, True
         self.taken: list[str] = []
 
     def monotonic(self) -> float:
@@ -67,8 +66,11 @@ def test_an_outage_costs_a_driver_five_seconds_however_many_attempts_it_makes(
     assert "timeout" in sending.drain(answers=True)
     assert store.seconds == 9, "where a rank has just reached the store, it may only be slow"
     store.is_frozen = False
-    assert sending.drain() == ""
-    assert (store.taken, news) == ([f"attempt-{attempt}" for attempt in range(4)], ["away", "back"])
+    assert (sending.drain(), store.taken, news) == (
+        "",
+        [f"attempt-{attempt}" for attempt in range(4)],
+        ["away", "back"],
+    )
     # A later outage is another one.
     store.is_frozen = True
     journal.append("tags", {"tags": {"attempt-4": "1"}}, after_step=0)

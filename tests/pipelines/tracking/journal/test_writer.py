@@ -41,8 +41,12 @@ def test_everything_written_is_read_back(
     table = json.loads(artifact_text(uri, run.run_id, "per_class.json"))
     assert table == {"columns": ["class", "f1"], "data": [["x", 0.5], ["y", None]]}
     stored = client.get_run(run.run_id)
-    assert (stored.info.status, stored.info.run_name) == ("FINISHED", "name")
-    assert (stored.data.params, stored.data.tags["tag"]) == ({"a.b": "1"}, "value")
+    assert (stored.info.status, stored.info.run_name, stored.data.params, stored.data.tags["tag"]) == (
+        "FINISHED",
+        "name",
+        {"a.b": "1"},
+        "value",
+    )
     assert stored.data.metrics["val/loss"] == 0.5
     history = client.get_metric_history(run.run_id, "train/learning_rate")
     assert [(point.step, point.value) for point in history] == [(step, step / 10) for step in range(1500)]

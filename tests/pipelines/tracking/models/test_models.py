@@ -88,8 +88,7 @@ def test_a_model_is_logged_once_for_each_step(
     assert [metric.value for metric in client.get_logged_model(outputs[0].model_id).metrics] == [0.5]
     assert len(client.get_metric_history(run.run_id, "val/loss")) == 1
     # The run goes on, and the notebook that trains keeps its settings.
-    assert client.get_run(run.run_id).info.status == "RUNNING"
-    assert dict(os.environ) == environment
+    assert (client.get_run(run.run_id).info.status, dict(os.environ)) == ("RUNNING", environment)
     log_model(run, model, ModelMetadata(), "once", step=16)
     # The store returns them in any order.
     assert sorted(output.step for output in client.get_run(run.run_id).outputs.model_outputs) == [8, 16]
@@ -104,8 +103,10 @@ def test_a_model_is_an_artifact_of_its_run_and_logged_once_for_each_step(
         assert model_metadata(uri).archive == str(step)
         registered = client.search_model_versions("name = 'once'")
         assert [version.run_id for version in registered] == [run.run_id] * versions
-    assert {version.tags["optimizer_steps"] for version in registered} == {"8", "16"}
-    assert client.get_run(run.run_id).info.status == "RUNNING"
+    assert ({version.tags["optimizer_steps"] for version in registered}, client.get_run(run.run_id).info.status) == (
+        {"8", "16"},
+        "RUNNING",
+    )
     client.set_tag(run.run_id, "groundswell.logged.model", "8")  # as after an attempt that died while it logged
     log_model(run, model, ModelMetadata(("x",), archive="17"), None, step=16)
     assert model_metadata(uri).archive == "17"
@@ -140,8 +141,7 @@ def test_a_model_is_named_after_its_run(model: keras.Model, mlflow_store: str, c
     for address in (alias, uri):
         assert model_metadata(address).archive == "16"
     served = find_model(alias)
-    assert served.uri == f"models:/{served.model_id}"
-    assert served.metadata.run_id == run.run_id
+    assert (served.uri, served.metadata.run_id) == (f"models:/{served.model_id}", run.run_id)
     assert read_model_file(served).startswith(b"PK")
     assert {logged.name for logged in client.search_logged_models([experiment])} == {"r50- 0-5-g8"}
 
@@ -176,16 +176,13 @@ def test_thresholds_are_those_that_were_kept_last_or_logged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(served, "HAS_TAGS_OF_MODELS", has_tags_of_models)
-    described = ModelMetadata(("x", "y", "z"), thresholds=(0.1, 0.2, 0.3))
-    uri = log_model(run, model, described, None, step=8)
+    uri = log_model(run, model, ModelMetadata(("x", "y", "z"), thresholds=(0.1, 0.2, 0.3)), None, step=8)
     other = log_model(run, model, ModelMetadata(("x",)), None, step=8, name="other")
-    assert served.find_model(uri).thresholds == (0.1, 0.2, 0.3)
-    assert served.find_model(other).thresholds is None
+    assert (served.find_model(uri).thresholds, served.find_model(other).thresholds) == ((0.1, 0.2, 0.3), None)
     folder = mlflow.artifacts.download_artifacts(uri, dst_path=str(tmp_path / "model"), tracking_uri=mlflow_store)
     for _ in range(2):
         served.keep_thresholds(served.find_model(uri), [0.4, 0.5, 0.6])
-        assert served.find_model(uri).thresholds == (0.4, 0.5, 0.6)
-        assert served.find_model(other).thresholds is None
+        assert (served.find_model(uri).thresholds, served.find_model(other).thresholds) == ((0.4, 0.5, 0.6), None)
     exported = served.find_model(folder)
     assert exported.thresholds == (0.4, 0.5, 0.6), "the store knows it"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'elsewhere.db'}")
@@ -201,8 +198,7 @@ def test_thresholds_that_a_tag_cannot_hold_do_not_hide_the_model(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(served, "HAS_TAGS_OF_MODELS", False)
     uri = log_model(run, model, ModelMetadata(("x",), thresholds=(0.1,)), None, step=8)
-    found = served.find_model(uri)
-    served.keep_thresholds(found, [1 / 3] * 500)
+    served.keep_thresholds(served.find_model(uri), [1 / 3] * 500)
     assert served.find_model(uri).thresholds == (0.1,)
     assert "too long for a tag of MLflow 2" in caplog.text
 
@@ -225,8 +221,7 @@ def test_an_unknown_model_is_one_line(run: TrackedRun, uri: str) -> None:
 
 
 def test_the_champion_changes_only_by_the_margin(client: MlflowClient, register: Callable[..., TrackedRun]) -> None:
-    name, rule = "main.land.cover", Promotion("val/f1_macro", 0.01)
-    values = [0.50, 0.505, 0.52, 0.515, 0.7, 0.71]
+    name, rule, values = "main.land.cover", Promotion("val/f1_macro", 0.01), [0.50, 0.505, 0.52, 0.515, 0.7, 0.71]
     expected = ["champion", "challenger", "champion", "challenger", "challenger", "challenger"]
     for number, (value, status, champion) in enumerate(zip(values, expected, "113333", strict=True), start=1):
         # The last two are of another dataset, whose figures say nothing about the champion.
@@ -301,8 +296,10 @@ def test_a_model_has_an_example_and_a_card(
     saved: Any = mlflow.models.Model.load(folder).load_input_example(str(folder))
     np.testing.assert_array_equal(saved["a"], example["a"])
     # As after a training that ended between model and card.
-    assert log_model(run, model, described, None, step=8, example=example) == uri
-    assert model_metadata(uri) == replace(described, optimizer_steps=8, run_id=run.run_id)
+    assert (log_model(run, model, described, None, step=8, example=example), model_metadata(uri)) == (
+        uri,
+        replace(described, optimizer_steps=8, run_id=run.run_id),
+    )
 
 
 @mlflow_3

@@ -83,8 +83,10 @@ def test_the_notebooks_own_experiment_is_taken(monkeypatch: pytest.MonkeyPatch) 
     found = SimpleNamespace(name="/Users/me/book", experiment_id="7")
     for module in (fluent, mlflow):
         monkeypatch.setattr(module, "MlflowClient", lambda *uri: SimpleNamespace(get_experiment={"7": found}.get))
-    assert experiments.chosen_experiment(None) == "/Users/me/book"
-    assert experiments.chosen_experiment("imagenet") == "imagenet"
+    assert (experiments.chosen_experiment(None), experiments.chosen_experiment("imagenet")) == (
+        "/Users/me/book",
+        "imagenet",
+    )
 
 
 def test_a_relative_experiment_without_an_active_one_is_refused() -> None:
@@ -126,7 +128,9 @@ def test_a_model_of_unity_catalog_is_asked_of_its_registry(monkeypatch: pytest.M
     ]
     assert mlflow.get_registry_uri() == "databricks"
     with using_store("databricks", "main.land.cover"):  # as a model is registered
-        assert mlflow.get_registry_uri() == "databricks-uc"
-        assert mlflow.MlflowClient("databricks")._registry_uri == "databricks-uc"
+        assert (mlflow.get_registry_uri(), mlflow.MlflowClient("databricks")._registry_uri) == (
+            "databricks-uc",
+            "databricks-uc",
+        )
     with using_store("http://localhost:5000", "main.land.cover"):
         assert mlflow.get_registry_uri() == "databricks"

@@ -6,8 +6,7 @@ from pipelines.tracking.store.environment import host_facts, packages
 
 def test_packages_are_listed_with_their_versions() -> None:
     lines = packages().splitlines()
-    assert f"mlflow=={version('mlflow')}" in lines
-    assert lines == sorted(lines)
+    assert (f"mlflow=={version('mlflow')}" in lines, lines) == (True, sorted(lines)), lines
 
 
 def test_this_host() -> None:

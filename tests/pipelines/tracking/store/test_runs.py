@@ -37,8 +37,7 @@ def test_a_sqlite_file_is_found_whatever_its_address_asks_for(tmp_path: Path, mo
     assert runs.check_store("tests") == f"{uri}, which the first run creates"
     run = runs.start_run("tests", None, {}, {})
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"mlflow.db"}
-    assert runs.check_store("tests") == f"{uri} answers"
-    assert experiment_of(run.run_id) == "tests"
+    assert (runs.check_store("tests"), experiment_of(run.run_id)) == (f"{uri} answers", "tests")
     assert recorded_training(run.run_id, groups=(), metrics=()).run_id == run.run_id
 
 
@@ -51,14 +50,17 @@ def test_a_run_belongs_to_the_active_experiment(client: MlflowClient, monkeypatc
     assert chosen_experiment(None) == "groundswell"
     mlflow.set_experiment("of the notebook")
     found = [chosen_experiment(None), chosen_experiment("configured"), chosen_experiment(None, offline=True)]
-    assert found == ["of the notebook", "configured", "groundswell"]
-    run = runs.start_run(chosen_experiment(None), None, {}, {})
-    assert experiment_of(run.run_id) == "of the notebook"
+    assert (found, experiment_of(runs.start_run(chosen_experiment(None), None, {}, {}).run_id)) == (
+        ["of the notebook", "configured", "groundswell"],
+        "of the notebook",
+    )
     monkeypatch.setattr(fluent, "_active_experiment_id", None)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "77")
     with pytest.raises(ValueError, match=r"^MLflow's active experiment: .*77"):
         chosen_experiment(None)
     monkeypatch.delenv("MLFLOW_EXPERIMENT_ID")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "of the environment")
-    assert chosen_experiment(None) == "of the environment"
-    assert client.get_experiment_by_name("of the environment") is None
+    assert (chosen_experiment(None), client.get_experiment_by_name("of the environment")) == (
+        "of the environment",
+        None,
+    )

@@ -163,8 +163,7 @@ def restored_on(size: int, folder: Path) -> list[tuple[int, float]]:
 
     def run(ranks: Ranks) -> tuple[int, float]:
         checkpoints = with_exchange(folder, ranks)
-        state = checkpoints.restore(resumes=True)
-        return state.step, float(residual(checkpoints)[0, 0])
+        return checkpoints.restore(resumes=True).step, float(residual(checkpoints)[0, 0])
 
     return on_each_rank(size, run)
 
@@ -183,8 +182,7 @@ def test_each_rank_reads_what_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, residuals: list[float], read: list[str]
 ) -> None:
     save_on(4, tmp_path, 1)
-    opened = []
-    original = np.load
+    opened, original = [], np.load
     monkeypatch.setattr(
         np, "load", lambda file, **rest: (opened.append(Path(file.name).name), original(file, **rest))[1]
     )
@@ -250,8 +248,10 @@ def test_a_full_disk_names_the_folder_and_how_to_continue(tmp_path: Path, monkey
     for step, said in ((2, f"^{re.escape(message)}$"), (1, "No space left")):  # 1: as after a resume from a stop there
         with pytest.raises(RuntimeError, match=said):
             save_on(1, tmp_path, step)
-    assert restored_on(1, tmp_path) == [(1, 10.0)]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001.npz", "step-00000001.rank-00000.npz"]
+    assert (restored_on(1, tmp_path), sorted(path.name for path in tmp_path.iterdir())) == (
+        [(1, 10.0)],
+        ["step-00000001.npz", "step-00000001.rank-00000.npz"],
+    )
 
 
 def test_ranks_that_write_to_different_disks_are_found_before_the_first_step(tmp_path: Path) -> None:

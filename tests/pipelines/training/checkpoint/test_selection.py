@@ -51,8 +51,11 @@ def test_the_best_epoch_and_the_end_are_those_of_keras(metric: str, min_delta: f
     for epoch, row in enumerate(rows):
         of_keras.on_epoch_end(epoch, row)
         history, best = rows[: epoch + 1], Best(of_keras.best_epoch + 1, of_keras.best)
-        assert (best_of(history, config), best_step(history, config, 7)) == (best, 7 * best.epoch)
-        assert is_over(history, config) == of_keras.model.stop_training
+        assert (best_of(history, config), best_step(history, config, 7), is_over(history, config)) == (
+            best,
+            7 * best.epoch,
+            of_keras.model.stop_training,
+        )
         if of_keras.model.stop_training:
             break
 
@@ -88,8 +91,7 @@ def test_without_a_metric_nothing_is_compared() -> None:
 
 
 def test_the_record_says_why_training_ended() -> None:
-    config = SelectionConfig(metric=LOSS, patience=2)
-    ended = history_of([0.5, 0.25, 0.6, 0.7])
+    config, ended = SelectionConfig(metric=LOSS, patience=2), history_of([0.5, 0.25, 0.6, 0.7])
     assert why_ended(ended[:3], config, 3) == "after all 3 epochs"
     assert described(ended, config, 9) == {
         "training_ended": "after 4 of 9 epochs: 2 in a row without a better val/loss",
@@ -103,8 +105,7 @@ def test_the_record_says_why_training_ended() -> None:
 def checkpoints(tmp_path: Path, one_rank: Any) -> Checkpoints:
     config = SelectionConfig(metric=LOSS)
     initial, exchange = TrainingState(0, 0, 0, 16, "run", "data", []), make_exchange(load("smoke"), one_rank)
-    variables = [keras.Variable(np.zeros((2, 3), np.float32), name="weight")]
-    folder = Location.at(tmp_path)
+    variables, folder = [keras.Variable(np.zeros((2, 3), np.float32), name="weight")], Location.at(tmp_path)
     return Checkpoints(folder, initial, variables, exchange, one_rank, lambda history: best_step(history, config, 4))
 
 
@@ -124,8 +125,7 @@ def test_the_checkpoint_of_the_best_epoch_is_kept_and_the_one_before_it_is_not(c
     np.testing.assert_array_equal(weight, 5)
     # The count goes on where it was: it is in the newest checkpoint's history.
     history = newest_state(checkpoints.folder)[1].history
-    ends = [is_over(history, SelectionConfig(metric=LOSS, patience=patience)) for patience in (2, 3)]
-    assert ends == [True, False]
+    assert [is_over(history, SelectionConfig(metric=LOSS, patience=patience)) for patience in (2, 3)] == [True, False]
 
 
 def test_a_damaged_best_checkpoint_says_what_to_do(checkpoints: Checkpoints) -> None:

@@ -74,8 +74,7 @@ def test_damaged_ones_only_are_an_error_and_do_not_push_out_a_new_one(folder: Lo
         save_checkpoint(folder, state(epoch), []).path.write_bytes(b"")
     with pytest.raises(ValueError, match=r"every checkpoint in .* is damaged"):
         newest_state(folder)
-    assert save_checkpoint(folder, state(1), []).is_file()
-    assert newest_state(folder)[1] == state(1)
+    assert (save_checkpoint(folder, state(1), []).is_file(), newest_state(folder)[1]) == (True, state(1))
 
 
 def flip_a_byte(path: Path) -> None:
@@ -199,13 +198,11 @@ def rewrite(path: Path, changes: dict[str, np.ndarray]) -> None:
 
 def test_the_driver_reads_no_arrays(folder: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     save_with_rank_states(folder, 1)
-    read = []
-    original = np.lib.npyio.NpzFile.__getitem__
+    read, original = [], np.lib.npyio.NpzFile.__getitem__
     monkeypatch.setattr(
         np.lib.npyio.NpzFile, "__getitem__", lambda self, name: (read.append(name), original(self, name))[1]
     )
-    assert newest_state(folder)[1].exchange_ranks == 2
-    assert read == ["state.json"]
+    assert (newest_state(folder)[1].exchange_ranks, read) == (2, ["state.json"])
 
 
 def test_a_file_that_grows_too_large_leaves_no_part(

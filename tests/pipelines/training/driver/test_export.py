@@ -97,8 +97,7 @@ def test_the_best_epochs_model_and_its_average_are_made_from_checkpoints(mlflow_
 def test_frozen_layers_have_no_average(mlflow_store: str, tmp_path: Path) -> None:
     config = load("smoke", [SMALL, "training.ema=0.9", "warm_start={source: /x.npz, frozen_layers: ['stem*']}"])
     folder = new_run(tmp_path, config)
-    trained = write_checkpoint(folder, config, 4, [{"val/top_1": 0.9}])
-    uri = export_model(Location.at(folder))
+    trained, uri = write_checkpoint(folder, config, 4, [{"val/top_1": 0.9}]), export_model(Location.at(folder))
     assert_exported(uri, trained)
     assert_averaged(uri, trained)
 

@@ -30,8 +30,7 @@ def test_recorded_cells_are_found_by_the_same_command(grid: str, config: str, se
     lines = [json.loads(line) for line in text.splitlines()]
     trained = {line["cell"]: line for line in lines if line["kind"] == "cell" and line["status"] == "finished"}
     (dataset,) = {line["run"]["settings"]["dataset_fingerprint"] for line in trained.values()}
-    base = str(BENCHMARKS / "grids" / f"{config}.yaml")
-    cells = read_grid(BENCHMARKS / "grids" / f"{grid}.yaml")
+    base, cells = str(BENCHMARKS / "grids" / f"{config}.yaml"), read_grid(BENCHMARKS / "grids" / f"{grid}.yaml")
     planned = {training_digest(resolve(base, [*settings, *cell.settings]), dataset) for cell in cells}
     assert trained.keys() <= planned, [trained[cell]["settings"] for cell in trained.keys() - planned]
 

@@ -100,8 +100,7 @@ def test_what_ran_is_recorded_and_not_the_configured_archive(
     assert again == before
     # Its settings are kept beside its checkpoints, and nothing is left of its journal.
     kept = {"version": revision.package_version(), "now": settings_of(config(), MANIFEST), "changes": []}
-    found = json.loads(Path(run_id, "settings.json").read_text())
-    assert (found, Path(run_id, "journal").exists()) == (kept, False)
+    assert (json.loads(Path(run_id, "settings.json").read_text()), Path(run_id, "journal").exists()) == (kept, False)
 
 
 def test_what_a_resumed_run_changes_is_recorded_with_its_step(
@@ -123,8 +122,10 @@ def test_what_a_resumed_run_changes_is_recorded_with_its_step(
     }
     stored = client.get_run(run_id)
     # What is found by the tag of the codec is what holds now.
-    assert stored.data.tags == stored.data.tags | {f"changed.{rate}": "0.5 from step 16", "codec": "fp16"}
-    assert stored.data.params[rate] == before[rate]
+    assert (stored.data.tags, stored.data.params[rate]) == (
+        stored.data.tags | {f"changed.{rate}": "0.5 from step 16", "codec": "fp16"},
+        before[rate],
+    )
     assert "learning_rate_per_256: 0.5" in artifact_text(client.tracking_uri, run_id, "config.yaml")
     # A codec brings settings of its own, and takes them away; a value that was changed back is told too.
     for step, settings in ((24, ["exchange.codec=powersgd", "exchange.codec.rank=2"]), (32, [codec])):
@@ -299,13 +300,11 @@ def test_a_run_without_mlflow_is_kept_resumed_and_written_later(
     assert newest(*offline) == lost
     more = [*offline[:1], resuming(lost), "training.seed=5"]
     assert record(*more, summary=unrecorded("tracking.offline=true")) == lost
-    folders = [path.name for path in tmp_path.iterdir()]
-    assert (folders, client.get_experiment_by_name("offline")) == ([lost], None)
+    assert ([path.name for path in tmp_path.iterdir()], client.get_experiment_by_name("offline")) == ([lost], None)
 
     # Continued with MLflow: it gets the run first.
     run_id = str(with_stored_run(config(resuming(lost))).training.resume_run)
-    assert (run_id == lost, Path(run_id, "checkpoints").is_dir()) == (False, True)
-    assert record(resuming(run_id)) == run_id
+    assert (run_id == lost, Path(run_id, "checkpoints").is_dir(), record(resuming(run_id))) == (False, True, run_id)
     stored = client.get_run(run_id)
     assert (stored.info.status, stored.data.tags["changed.training.seed"]) == ("FINISHED", "0 from step 8")
     assert "seed: 0" in artifact_text(client.tracking_uri, run_id, "config.yaml")
@@ -350,5 +349,4 @@ def test_latest_passes_over_a_run_whose_description_cannot_be_read(
     for name in ("damaged", "unreadable/run.json"):
         (tmp_path / name).mkdir(parents=True)  # the latter as another user's is, but for root
     (tmp_path / "damaged" / "run.json").write_text('{"run_id": ')
-    assert newest("tracking.offline=true") == run_id
-    assert caplog.text.count("passed over: ") == 2
+    assert (newest("tracking.offline=true"), caplog.text.count("passed over: ")) == (run_id, 2)

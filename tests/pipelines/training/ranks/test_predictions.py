@@ -25,8 +25,10 @@ SINGLE = Predictions(
 
 def test_confusion_by_hand() -> None:
     # Sample 0 finds label 0 and says 2 in place of 1; sample 1 says 1 in place of 0; sample 2 finds label 0.
-    np.testing.assert_array_equal(confusion(MULTI), [[2, 1, 0], [0, 0, 1], [0, 0, 0]])
-    np.testing.assert_array_equal(confusion(SINGLE), [[1, 0, 0], [1, 0, 1], [0, 0, 1]])
+    np.testing.assert_array_equal(
+        [confusion(MULTI), confusion(SINGLE)],
+        [[[2, 1, 0], [0, 0, 1], [0, 0, 0]], [[1, 0, 0], [1, 0, 1], [0, 0, 1]]],
+    )
 
 
 def test_losses_and_extremes_by_hand() -> None:
@@ -54,8 +56,7 @@ def test_precision_and_recall_are_those_of_scikit_learn() -> None:
     assert set(zip(recall.round(9), precision.round(9), strict=True)) <= points
     steps = np.diff(np.concatenate([[0.0], recall]))
     assert float(steps @ precision) == pytest.approx(average_precision_score(targets[:, 0], scores[:, 0]))
-    none = np.zeros_like(targets)
-    assert len(precision_recall(Predictions(scores, none, np.arange(500), "multi_label"), 0)[0]) == 0
+    assert len(precision_recall(Predictions(scores, np.zeros_like(targets), np.arange(500), "multi_label"), 0)[0]) == 0
 
 
 def render(figure: Figure) -> None:

@@ -53,8 +53,7 @@ def test_steps_that_an_in_memory_checkpoint_has_are_forgotten(record: Callable[.
     for step, payload in enumerate((100.0, 200.0, 900.0)):
         measurements = record(step, [payload] * 8)
     measurements.go_on_after(2)
-    assert measurements.steps_done == 2
-    assert record(2, [300.0] * 8).payload_bytes == 300.0 + 50
+    assert (measurements.steps_done, record(2, [300.0] * 8).payload_bytes) == (2, 300.0 + 50)
 
 
 def test_every_rank_gets_what_each_one_has(one_rank: Any) -> None:
@@ -69,8 +68,7 @@ def test_a_matrix_product_is_measured() -> None:
 
 
 AMD, XEON = "vendor_id\t: AuthenticAMD\ncpu family\t: {}\n", "vendor_id\t: GenuineIntel\nmodel name\t: Intel(R) {}\n"
-AVX512 = "avx avx2 avx512f avx512_bf16"
-THREADS = "siblings\t: 16\ncpu cores\t: 8\n"
+AVX512, THREADS = "avx avx2 avx512f avx512_bf16", "siblings\t: 16\ncpu cores\t: 8\n"
 
 
 @pytest.mark.parametrize(

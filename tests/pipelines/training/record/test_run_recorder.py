@@ -101,8 +101,7 @@ def test_epochs_whose_journal_is_lost_are_written_from_the_checkpoint(
         assert record.write_end({}, {}, steps=4 * epoch)[1] == ("tracking.offline=true" if place is away else "")
         if epoch == 2:
             shutil.rmtree(tmp_path / "journal")
-    summary = {"summary/parameters": 7.0, "summary/best_value": 0.7}
-    target = {"summary/epochs_to_target": 2.0}
+    summary, target = {"summary/parameters": 7.0, "summary/best_value": 0.7}, {"summary/epochs_to_target": 2.0}
     for further in ({}, {}, target):
         resumed = record_of(run, 12)
         resumed.write_absent([{**row, "own_metric_of_before": 1.0} for row in history[:3]], steps=4)

@@ -21,14 +21,12 @@ def two_layers() -> keras.Model:
     """Layers whose gradients do not depend on any weight, so that each one's way is its own."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((4,), name="a")
-    sums = [keras.layers.Dense(3, name=name)(inputs) for name in ("slow", "fast")]
-    return keras.Model({"a": inputs}, ops.add(*sums))
+    return keras.Model({"a": inputs}, ops.add(*[keras.layers.Dense(3, name=name)(inputs) for name in ("slow", "fast")]))
 
 
 def weights_after(optimizer: str, rate: float, factors: str, one_rank: Any) -> dict[str, np.ndarray]:
     """The weights of each layer after some steps."""
-    config = load("smoke", [f"optimizer={optimizer}", f"warm_start.rate_factors={factors}"])
-    model = two_layers()
+    config, model = load("smoke", [f"optimizer={optimizer}", f"warm_start.rate_factors={factors}"]), two_layers()
     made = make_optimizer(config.optimizer, model)
     made.learning_rate = rate
     step = make_train_step(

@@ -100,8 +100,7 @@ def test_a_source_with_two_variables_of_one_name_is_refused(tmp_path: Path) -> N
         return keras.Model(inputs, keras.layers.Dense(2, name="head")(inputs), name=name)
 
     images = keras.Input((4,))
-    earlier = keras.Model(images, tower("left")(images) + tower("right")(images))
-    earlier.save(tmp_path / "towers.keras")
+    keras.Model(images, tower("left")(images) + tower("right")(images)).save(tmp_path / "towers.keras")
     with pytest.raises(ValueError, match=r"towers\.keras: several of its variables have the name head\.kernel, and"):
         begin(f"warm_start.source={tmp_path / 'towers.keras'}")
 

@@ -11,8 +11,7 @@ from conf.load import load
 from pipelines.training.ranks.stop import StopAgreement
 from pipelines.training.setup.recipe import make_mode
 
-RATE = 0.1
-LOCAL = "{name: local, every_steps: 1, outer: {momentum: 0.5}}"
+RATE, LOCAL = 0.1, "{name: local, every_steps: 1, outer: {momentum: 0.5}}"
 
 
 class BreaksOff:
@@ -21,8 +20,7 @@ class BreaksOff:
     rank, size = 0, 2
 
     def __init__(self, model: keras.Model) -> None:
-        self.calls = 0
-        self.dies_in = tf.Variable(-1)
+        self.calls, self.dies_in = 0, tf.Variable(-1)
         self.elements = [int(np.prod(each.shape)) for each in model.trainable_variables]
 
     def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
@@ -69,10 +67,14 @@ def test_nothing_is_applied_of_an_exchange_that_broke_off(
     collective: Any = BreaksOff(tiny_model)
     stop = StopAgreement(collective, requested=lambda: False)
 
-    def loss(truth: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_mean(tf.square(truth - logits), axis=1)
-
-    chosen = make_mode(config, tiny_model, loss, collective, steps_per_epoch=4, stop=stop)
+    chosen = make_mode(
+        config,
+        tiny_model,
+        lambda truth, logits: tf.reduce_mean(tf.square(truth - logits), axis=1),
+        collective,
+        steps_per_epoch=4,
+        stop=stop,
+    )
     chosen.begin(0)
     adapt, step = chosen.optimizer, chosen.step
     adapt.learning_rate = RATE

@@ -39,8 +39,7 @@ def one_epoch(one_rank: Any) -> Callable[..., EpochResult]:
 
     def run(count: int | list[Batch], step: Step, first_step: int, **settings: Any) -> EpochResult:
         optimizer = settings.pop("optimizer", keras.optimizers.SGD(0.0))
-        schedule = settings.pop("schedule", constant(1.0))
-        block = settings.pop("block", lambda step: step)
+        schedule, block = settings.pop("schedule", constant(1.0)), settings.pop("block", lambda step: step)
         trainer = Trainer(step, optimizer, schedule, one_rank, settings.pop("stop", None), block=block)
         given = batches(count) if isinstance(count, int) else iter(count)
         inputs = StepInputs(settings.pop("seeds_of", None), settings.pop("mixing", None))
@@ -51,8 +50,7 @@ def one_epoch(one_rank: Any) -> Callable[..., EpochResult]:
 
 
 def test_rates_follow_the_schedule_and_losses_are_averaged(one_epoch: Callable[..., EpochResult]) -> None:
-    optimizer = keras.optimizers.SGD(0.0)
-    seen = []
+    optimizer, seen = keras.optimizers.SGD(0.0), []
 
     def step(images: dict[str, tf.Tensor], targets: tf.Tensor, seeds: tf.Tensor | None) -> tf.Tensor:
         seen.append(float(optimizer.learning_rate))
@@ -218,8 +216,11 @@ def test_a_codec_that_overflows_stops_the_step_before_its_update(
     with np.load(path.path) as saved:  # the weights are those of the step before
         (kernel,) = [saved[name] for name in saved.files if name.endswith("kernel")]
     np.testing.assert_array_equal(kernel, model.trainable_variables[0])
-    assert (state.step, list(tmp_path.glob("*00000003*"))) == (2, [])
-    assert checkpoints.how_to_continue() == f"continue from {tmp_path}/step-00000002.npz with training.resume_run=run"
+    assert (state.step, list(tmp_path.glob("*00000003*")), checkpoints.how_to_continue()) == (
+        2,
+        [],
+        f"continue from {tmp_path}/step-00000002.npz with training.resume_run=run",
+    )
 
 
 def test_a_step_takes_its_micro_batches_one_by_one(one_rank: Any) -> None:
@@ -244,8 +245,11 @@ def test_a_step_takes_its_micro_batches_one_by_one(one_rank: Any) -> None:
     assert [(name, seeds) for name, _, seeds in calls] == [
         (name, [number]) for number, name in enumerate(["accumulate", "accumulate", "update"] * 2)
     ]
-    assert [rate for name, rate, _ in calls if name == "update"] == [6.0, 7.0]
-    assert (saver.saved, result.loss) == ([(6, 1.0, 1), (7, 2.0, 2)], 1.0)
+    assert ([rate for name, rate, _ in calls if name == "update"], saver.saved, result.loss) == (
+        [6.0, 7.0],
+        [(6, 1.0, 1), (7, 2.0, 2)],
+        1.0,
+    )
 
 
 def test_images_of_all_micro_batches_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,7 @@ class Trained:
 
     def __init__(self, **settings: Any) -> None:
         self.scale, self.weight, self.residual = LossScale(**settings), tf.Variable(1.0), tf.Variable(0.0)
-        self.other_overflows = tf.Variable(tf.zeros(2))
-        self._step = tf.function(self._update)
+        self.other_overflows, self._step = tf.Variable(tf.zeros(2)), tf.function(self._update)
 
     def _update(self, gradient: tf.Tensor) -> None:
         def update() -> None:
@@ -36,8 +35,7 @@ class Trained:
 
 
 def test_the_scale_cancels_exactly() -> None:
-    scale = LossScale(initial=1024.0)
-    weight = tf.Variable([0.3, 1e-7])
+    scale, weight = LossScale(initial=1024.0), tf.Variable([0.3, 1e-7])
     with tf.GradientTape() as tape:
         loss = scale.multiply(tf.reduce_sum(weight * weight))
     (gradient,) = scale.divide(tape.gradient(loss, [weight]))
@@ -70,5 +68,7 @@ def test_gradients_that_no_scale_makes_finite_stop_training() -> None:
         with pytest.raises(tf.errors.InvalidArgumentError, match=GRADIENTS_NOT_FINITE) as stopped:
             trained.step(gradient, other_overflows=other_overflows)
         assert ranks_not_finite(stopped.value.message) == named
-    assert float(trained.weight) == 1.0
-    assert ranks_not_finite(f"rank 0: {GRADIENTS_NOT_FINITE}, from optimizer step") is None
+    assert (float(trained.weight), ranks_not_finite(f"rank 0: {GRADIENTS_NOT_FINITE}, from optimizer step")) == (
+        1.0,
+        None,
+    )

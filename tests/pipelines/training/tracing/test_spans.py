@@ -34,8 +34,7 @@ def traces() -> list[RankTrace]:
 
 def made(ranks: list[RankTrace] | None = None) -> dict[str, Any]:
     sent = [RankTrace.of_json(json.loads(json.dumps(rank.as_json()))) for rank in ranks or traces()]
-    trace: dict[str, Any] = json.loads(json.dumps(chrome_trace(sent, HOROVOD, {"codec": "none"})))
-    return trace
+    return json.loads(json.dumps(chrome_trace(sent, HOROVOD, {"codec": "none"})))
 
 
 def complete(trace: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
@@ -47,8 +46,7 @@ def complete(trace: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
 
 
 def test_every_event_has_what_the_format_asks_for() -> None:
-    trace = made()
-    others = {"codec": "none", "largest_clock_error_ms_by_rank": [0.0, pytest.approx(0.1)]}
+    trace, others = made(), {"codec": "none", "largest_clock_error_ms_by_rank": [0.0, pytest.approx(0.1)]}
     assert (trace["displayTimeUnit"], trace["otherData"]) == ("ms", trace["otherData"] | others)
     for event in trace["traceEvents"]:
         assert event["ph"] in ("X", "M")
@@ -79,13 +77,14 @@ def test_all_ranks_are_on_one_clock_and_the_wait_for_the_slowest_one_is_seen() -
     def times(**fields: Any) -> list[tuple[float, float]]:
         return [pytest.approx((event["ts"] / 1e6, event["dur"] / 1e6)) for event in complete(trace, **fields)]
 
-    assert times(pid=0, cat="waiting", name="waiting for rank 1") == [(0.3, 0.2), (0.4, 0.2)]
-    assert times(pid=1, cat="waiting") == []
+    assert (times(pid=0, cat="waiting", name="waiting for rank 1"), times(pid=1, cat="waiting")) == (
+        [(0.3, 0.2), (0.4, 0.2)],
+        [],
+    )
     for bucket, start in (("bucket 0", 0.5e6), ("bucket 1", 0.6e6)):
         first, second = complete(trace, name=bucket)
         assert first["ts"] == second["ts"] == pytest.approx(start)
-    assert times(pid=1, cat="step") == [(0.1, 0.9)]
-    assert times(pid=2) == [(0.45, 0.1)]
+    assert (times(pid=1, cat="step"), times(pid=2)) == ([(0.1, 0.9)], [(0.45, 0.1)])
 
 
 def test_a_clock_that_could_not_be_compared_is_said() -> None:
