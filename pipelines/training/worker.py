@@ -115,7 +115,7 @@ def _take_over(
     rank: RankTraining, make_recorder: Callable[[int], RunRecorder | None], *, has_room: bool
 ) -> tuple[TrainingState, RunRecorder | None]:
     """Wait until the rank of this spare dies, then start from the in-memory checkpoint that all ranks have."""
-    assert rank.recovery is not None, "the launcher holds spares where launch.recover asks for them"
+    assert rank.recovery is not None, "the launcher has spares where launch.recover asks for them"
     rank.mode.begin(0)
     if rank.setup.collective.group.size == 1:  # the ranks of a group are known only after they have joined
         # A spare that starts late skips the epochs that are done. After the last epoch no step is taken.

@@ -38,7 +38,7 @@ _FIXED_WITH_EXCHANGE_STATE = (
         )
     ),
 )
-"""Settings that decide which state an exchange keeps between steps, and its shapes."""
+"""Settings that decide which state an exchange has between steps, and its shapes."""
 _MAY_CHANGE = ("input.augmentation.", "input.resolution_schedule", "model.dropout", "model.batch_norm_ranks")
 
 

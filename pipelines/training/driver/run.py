@@ -266,7 +266,7 @@ def _write_beginning(
     """
     settings = settings_of(config, manifest)
     if config.training.resume_run is None:
-        settings_history.begin(folder, settings)
+        settings_history.write(folder, settings)
         writer.text(manifest_json(manifest), "dataset.json")
     else:
         settings_history.record_changes(

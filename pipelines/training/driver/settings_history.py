@@ -22,11 +22,6 @@ _NEVER_A_CHANGE = (
 )
 
 
-def begin(folder: Path, settings: Mapping[str, str]) -> None:
-    """Write the settings of a new run."""
-    _write(folder, settings, [])
-
-
 def record_changes(writer: RunWriter, folder: Path, settings: Mapping[str, str], step: int) -> None:
     """Write to the run which settings differ from the previous ones.
 
@@ -53,7 +48,7 @@ def record_changes(writer: RunWriter, folder: Path, settings: Mapping[str, str],
         writer.tags({f"{CHANGED_PREFIX}{key}": text for key, text in _texts(history).items() if key in changed})
     if history:
         writer.table(history, "settings_history.json")
-    _write(folder, settings, history)
+    write(folder, settings, history)
 
 
 def now(folder: Path) -> dict[str, str]:
@@ -86,7 +81,8 @@ def _read(folder: Path) -> tuple[dict[str, str], list[dict[str, Any]], bool]:
     return values["now"], values["changes"], values["version"] == revision.package_version()
 
 
-def _write(folder: Path, settings: Mapping[str, str], changes: Sequence[Mapping[str, Any]]) -> None:
+def write(folder: Path, settings: Mapping[str, str], changes: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Write the current settings of a run, and the changes so far; a new run has none."""
     values = {"version": revision.package_version(), "now": dict(settings), "changes": list(changes)}
     with new_file(folder / FILE_NAME, flush=False) as path:
         path.write_text(json.dumps(values, indent=1))

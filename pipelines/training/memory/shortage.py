@@ -48,11 +48,11 @@ def estimate(
         optimizer=_bytes(mode.optimizer.variables),
         exchange=_bytes([entry.variable for entry in mode.exchange.state]),
         sample=images + outputs,
-        mode=_bytes(_kept(mode)),
+        mode=_bytes(_variables_of(mode)),
     )
 
 
-def _kept(mode: Mode) -> list[Any]:
+def _variables_of(mode: Mode) -> list[Any]:
     """Return the variables of a mode except the optimizer's, which differ between ranks in some modes."""
     counted = {id(variable) for variable in mode.optimizer.variables}
     return [each for each in (*mode.shared, *mode.own, *mode.between) if id(each) not in counted]

@@ -43,7 +43,7 @@ def _settings(group_size: int) -> Iterator[None]:
 def job_of_one() -> Iterator[None]:
     """Let this process be the only rank of a Horovod job, before it joins the job of the other ranks.
 
-    Only those variables of Horovod are kept that concern Gloo on this host. A timeline would overwrite that of the
+    Only those variables of Horovod stay that concern Gloo on this host. A timeline would overwrite that of the
     ranks, and a cycle time would stay until they join.
 
     Raises:

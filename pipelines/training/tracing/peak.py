@@ -2,7 +2,7 @@
 
 import os
 import re
-import time
+import timeit
 from collections.abc import Mapping
 
 import keras
@@ -55,12 +55,7 @@ def matmul_flops_per_second(precision: str) -> float:
     matrix = tf.ones((_SIDE, _SIDE), tf.as_dtype(precision))
     product = tf.function(lambda: tf.reduce_sum(tf.matmul(matrix, matrix)))
     float(product())
-    seconds = []
-    for _ in range(_ROUNDS):
-        started = time.perf_counter()
-        float(product())
-        seconds.append(time.perf_counter() - started)
-    return 2.0 * _SIDE**3 / min(seconds)
+    return 2.0 * _SIDE**3 / min(timeit.repeat(lambda: float(product()), number=1, repeat=_ROUNDS))
 
 
 def nominal_flops_per_second(

@@ -42,26 +42,24 @@ class Timeline:
         self.is_ours = os.environ.get(_VARIABLE) == _ON_REQUEST
         """False if HOROVOD_TIMELINE names a user's file. No timeline is then written here."""
         self._thread = _polling_thread() if self.is_ours and rank == 0 else None
-        self._rest()
+        self._schedule(os.SCHED_IDLE)
 
     def start(self, file: Path) -> None:
         """Start to write a file on rank 0; every rank calls this."""
         if self.is_ours:
-            if self._thread is not None:
-                with suppress(OSError):  # not every user may raise the priority; the thread then writes when it can
-                    os.sched_setscheduler(self._thread, os.SCHED_OTHER, os.sched_param(0))
+            self._schedule(os.SCHED_OTHER)
             hvd.start_timeline(str(file))
 
     def stop(self) -> None:
         """Stop the timeline; the file is then complete."""
         if self.is_ours:
             hvd.stop_timeline()
-            self._rest()
+            self._schedule(os.SCHED_IDLE)
 
-    def _rest(self) -> None:
+    def _schedule(self, policy: int) -> None:
         if self._thread is not None:
-            with suppress(OSError):
-                os.sched_setscheduler(self._thread, os.SCHED_IDLE, os.sched_param(0))
+            with suppress(OSError):  # not every user may raise the priority; the thread then writes when it can
+                os.sched_setscheduler(self._thread, policy, os.sched_param(0))
 
 
 def _polling_thread() -> int | None:
