@@ -66,7 +66,6 @@ groundswell.train
 """
     done = python(script, tmp_path)
     assert done.returncode == 1
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith(
+    assert done.stderr.splitlines()[-1].startswith(
         "pipelines.machine.packages.MissingPackageError: groundswell.train needs tensorflow, keras, horovod,"
     )

@@ -29,13 +29,15 @@ def cells(folder: Path, text: str) -> list[Cell]:
 
 def test_every_combination_of_a_product_is_a_cell(tmp_path: Path) -> None:
     found = cells(tmp_path, "product: {optimizer: [sgd, lars], training.seed: [0, 1]}")
-    assert [cell.text for cell in found] == [
-        "optimizer=sgd, training.seed=0",
-        "optimizer=sgd, training.seed=1",
-        "optimizer=lars, training.seed=0",
-        "optimizer=lars, training.seed=1",
-    ]
-    assert [cell.number for cell in found] == [1, 2, 3, 4]
+    assert ([cell.text for cell in found], [cell.number for cell in found]) == (
+        [
+            "optimizer=sgd, training.seed=0",
+            "optimizer=sgd, training.seed=1",
+            "optimizer=lars, training.seed=0",
+            "optimizer=lars, training.seed=1",
+        ],
+        [1, 2, 3, 4],
+    )
 
 
 def test_blocks_with_common_settings_lists_and_products(tmp_path: Path) -> None:

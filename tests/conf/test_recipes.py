@@ -47,8 +47,7 @@ def test_rows_of_mlperf(
     schedule, steps, total = of(f"resnet50_lars_{batch}", IMAGENET)
     warmup = warmup_epochs * steps
     middle = (warmup + total) // 2
-    places = (0, warmup - 1, warmup, middle, total - 1)
-    expected = [rate / warmup, rate, rate]
+    places, expected = (0, warmup - 1, warmup, middle, total - 1), [rate / warmup, rate, rate]
     expected += [1e-4 + (rate - 1e-4) * ((total - step) / (total - warmup)) ** 2 for step in (middle, total - 1)]
     assert list(map(schedule, places)) == pytest.approx(expected)
     assert schedule(warmup // 2 - 1) == pytest.approx(rate / 2, rel=0.03)

@@ -211,8 +211,7 @@ def test_compose_holds_no_password(compose: dict[str, Any]) -> None:
                 assert str(value).startswith("/run/secrets/")
     assert not re.search(r"://[^/\s@]+:[^/\s@]+@", COMPOSE.read_text()), "an address with a password"
     for secret in compose["secrets"].values():
-        ignored = (DOCKER / ".gitignore").read_text().split()
-        assert Path(secret["file"]).parts[0] + "/" in ignored
+        assert Path(secret["file"]).parts[0] + "/" in (DOCKER / ".gitignore").read_text().split()
 
 
 def test_compose_waits_only_for_services_with_a_health_check(compose: dict[str, Any]) -> None:

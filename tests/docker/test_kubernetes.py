@@ -279,11 +279,12 @@ def test_the_entrypoint_starts_an_executor(tmp_path: Path) -> None:
     words = run_entrypoint(
         tmp_path, "executor", SPARK_EXECUTOR_MEMORY="2g", SPARK_CONF_DIR="/opt/spark/conf", **values, **options
     )
-    assert words[2:14] == [f"{tmp_path}/bin/java", *(f"-Doption={number}" for number in range(11))]
-    assert words[14:18] == ["-Xms2g", "-Xmx2g", "-cp", f"/opt/spark/conf:{tmp_path}/jars/*"]
+    assert (words[2:14], words[14:18]) == (
+        [f"{tmp_path}/bin/java", *(f"-Doption={number}" for number in range(11))],
+        ["-Xms2g", "-Xmx2g", "-cp", f"/opt/spark/conf:{tmp_path}/jars/*"],
+    )
     assert words[18].endswith("k8s.KubernetesExecutorBackend")
-    given = dict(zip(words[19::2], words[20::2], strict=True))
-    assert given == {
+    assert dict(zip(words[19::2], words[20::2], strict=True)) == {
         "--driver-url": "driver_url",
         "--executor-id": "executor_id",
         "--cores": "executor_cores",

@@ -163,9 +163,8 @@ def test_it_says_that_groundswell_is_missing(project: Path, tmp_path: Path) -> N
 def test_the_wheel_overwrites_nothing_of_a_real_sparkdl(project: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(project / "docker" / "sparkdl", source)
-    pip = shutil.which("pip") or "pip"
     built = subprocess.run(
-        [pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(source)],
+        [shutil.which("pip") or "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(source)],
         capture_output=True,
         text=True,
     )

@@ -23,9 +23,9 @@ Document = dict[str, Any]
 
 def merged(first: Any, second: Any) -> Any:
     """As the CLI merges the files of `include`."""
-    if not (isinstance(first, dict) and isinstance(second, dict)):
-        return first if second is None else second
-    return {key: merged(first.get(key), second.get(key, first.get(key))) for key in first | second}
+    if isinstance(first, dict) and isinstance(second, dict):
+        return {key: merged(first.get(key), second.get(key, first.get(key))) for key in first | second}
+    return first if second is None else second
 
 
 @pytest.fixture(scope="module")
@@ -147,14 +147,16 @@ def configured(bundle: Document) -> dict[str, RunConfig]:
 def test_tasks_are_commands_of_ours_in_their_order(bundle: Document) -> None:
     configs, tasks = configured(bundle), bundle["resources"]["jobs"]["train"]["tasks"]
     before = {task["task_key"]: [each["task_key"] for each in task.get("depends_on", [])] for task in tasks}
-    assert before == {
-        "prepare": [],
-        "train": ["prepare"],
-        "evaluate": ["train"],
-        "score": ["evaluate"],
-        "compare": ["evaluate"],
-    }
-    assert len({configs[verb].dataset.path for verb in ("prepare", "train", "evaluate")}) == 1
+    assert (before, len({configs[verb].dataset.path for verb in ("prepare", "train", "evaluate")})) == (
+        {
+            "prepare": [],
+            "train": ["prepare"],
+            "evaluate": ["train"],
+            "score": ["evaluate"],
+            "compare": ["evaluate"],
+        },
+        1,
+    )
     train, evaluate, score = (task["python_wheel_task"]["parameters"] for task in tasks[1:4])
     for later in (evaluate, score):
         assert later[later.index("--model") + 1] == train[train.index("--result") + 1]

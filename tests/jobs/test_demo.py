@@ -28,8 +28,7 @@ from tests.patience import patient
 def test_the_demos_folder(archive: str | None, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/somebody")
-    expected = folder.replace("HERE", tmp_path.name).replace("ABOVE", tmp_path.parent.name)
-    assert demo_folder(archive) == Path(expected)
+    assert demo_folder(archive) == Path(folder.replace("HERE", tmp_path.name).replace("ABOVE", tmp_path.parent.name))
 
 
 @pytest.mark.parametrize("is_generated", [True, False])

@@ -27,14 +27,28 @@ def folder(
 
 
 def test_a_file_becomes_a_table_a_picture_and_a_result(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--link", "1Gbit/s", *WEAK, "--global-batch-size", "512", "--workers", "1,2,8,1024"]
-    arguments += ["--images", "10000", "--epochs", "2", "--price", "1.5", "--result", "result.json"]
+    arguments = [
+        "--link",
+        "1Gbit/s",
+        *WEAK,
+        "--global-batch-size",
+        "512",
+        "--workers",
+        "1,2,8,1024",
+        "--images",
+        "10000",
+        "--epochs",
+        "2",
+        "--price",
+        "1.5",
+        "--result",
+        "result.json",
+    ]
     assert cli.execute([*FILE, *arguments]) == 0
     output = capsys.readouterr().out.splitlines()
     assert output[0].startswith("predicted by a model, not measured")
     assert "batches of 64 to 512 per worker lie outside of those measured, 4 to 16" in output
-    heads = [line for line in output if "scaling, predicted:" in line]
-    assert heads == [
+    assert [line for line in output if "scaling, predicted:" in line] == [
         f"{kind} scaling, predicted: a network, 1 Gbit/s, buckets of 8.0 MiB" for kind in ("strong", "weak")
     ]
     (line,) = (line for line in output if line.startswith("fastest at 1,024 workers, predicted: exchange.codec="))

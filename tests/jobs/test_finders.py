@@ -121,10 +121,27 @@ def test_a_rate_is_found_and_recorded(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command = ["find-rate", "--config", "smoke", "--set", f"dataset.path={small_dataset}", "--steps", "24"]
-    command += ["--set", small_network]
-    command += ["--set", "training.accumulation_steps=2", "--set", "training.batch_size_per_worker=2"]
-    command += ["--set", "optimizer={name: sgd, learning_rate: 1.0, momentum: 0.9}", "--low", "0.001", "--high", "1e7"]
+    command = [
+        "find-rate",
+        "--config",
+        "smoke",
+        "--set",
+        f"dataset.path={small_dataset}",
+        "--steps",
+        "24",
+        "--set",
+        small_network,
+        "--set",
+        "training.accumulation_steps=2",
+        "--set",
+        "training.batch_size_per_worker=2",
+        "--set",
+        "optimizer={name: sgd, learning_rate: 1.0, momentum: 0.9}",
+        "--low",
+        "0.001",
+        "--high",
+        "1e7",
+    ]
     assert cli.execute([*command, "--plot", "rates.png", "--result", "result.json"]) == 0
     assert "the loss diverged" in capsys.readouterr().out
     assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
@@ -144,8 +161,17 @@ def test_a_batch_is_found(
     mlflow_store: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    command = ["find-batch", "--config", "smoke", "--set", f"dataset.path={small_dataset}", "--at-most", "6"]
-    command += ["--set", small_network]
+    command = [
+        "find-batch",
+        "--config",
+        "smoke",
+        "--set",
+        f"dataset.path={small_dataset}",
+        "--at-most",
+        "6",
+        "--set",
+        small_network,
+    ]
     assert cli.execute(command) == 0
     output = capsys.readouterr().out.splitlines()
     assert (output[-1], [line.split()[1:3] for line in output if line.startswith("trial ")]) == (

@@ -398,17 +398,18 @@ def test_a_dry_run_shows_cells_and_an_estimate_and_changes_nothing(
         False,
         "3 of 3 cells to train, no estimate: no cell is finished yet",
     )
-    config = load("smoke", [f"tracking.experiment={tmp_path.name}"])
     line = CellLine(
-        cell=training_digest(config, eurosat_manifest().fingerprint),
+        cell=training_digest(load("smoke", [f"tracking.experiment={tmp_path.name}"]), eurosat_manifest().fingerprint),
         status="finished",
         settings={"training.seed": 0},
         seconds=30.0,
         epochs=2,
     )
     output = shown(line, more=("--set", "training.output=elsewhere"))
-    assert output[1:3] == ["1 finished 30 s training.seed=0", "2 open ~30 s training.seed=1"]
-    assert output[-1] == "2 of 3 cells to train, about 60 s by the finished ones"
+    assert (output[1:3], output[-1]) == (
+        ["1 finished 30 s training.seed=0", "2 open ~30 s training.seed=1"],
+        "2 of 3 cells to train, about 60 s by the finished ones",
+    )
     output = shown(line.model_copy(update={"resumed": True}))
     assert output[1] == "1 finished >30 s training.seed=0", "its time before is not known"
     assert trainer.trained == []
@@ -478,8 +479,10 @@ def test_a_file_of_weights_counts_by_its_content(tmp_path: Path) -> None:
 def test_a_cells_run_is_named_by_what_the_grid_sets(eurosat_manifest: Callable[..., Manifest]) -> None:
     values = {"optimizer": {"name": "sgd", "learning_rate": 0.1}, "exchange.codec": "fp16", "training.seed": 1}
     named = cells.PlannedCell(Cell(1, values), load("smoke"), eurosat_manifest(), "digest")
-    assert named.name == "sgd learning_rate=0.1 fp16 seed=1"
-    assert named.cell.text == "optimizer={name: sgd, learning_rate: 0.1}, exchange.codec=fp16, training.seed=1"
+    assert (named.name, named.cell.text) == (
+        "sgd learning_rate=0.1 fp16 seed=1",
+        "optimizer={name: sgd, learning_rate: 0.1}, exchange.codec=fp16, training.seed=1",
+    )
 
 
 SAME = (
@@ -510,8 +513,22 @@ def test_a_real_grid_is_killed_and_continued(
     small_dataset: Path, small_network: str, tmp_path: Path, mlflow_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "grid.yaml").write_text("product: {training.seed: [0, 1]}")
-    command = [COMMAND, "grid", "--config", "smoke", "--grid", "grid.yaml", "--results", "results.jsonl"]
-    command += ["--set", f"dataset.path={small_dataset}", "--set", "training.output=out", "--set", small_network]
+    command = [
+        COMMAND,
+        "grid",
+        "--config",
+        "smoke",
+        "--grid",
+        "grid.yaml",
+        "--results",
+        "results.jsonl",
+        "--set",
+        f"dataset.path={small_dataset}",
+        "--set",
+        "training.output=out",
+        "--set",
+        small_network,
+    ]
     results = tmp_path / "results.jsonl"
     with (tmp_path / "log").open("w") as log:
         driver = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)

@@ -74,8 +74,10 @@ def test_runs_behind_a_url_are_written_with_the_same_command(
     monkeypatch.setattr("jobs.sync.log_model_of", log)
     printed, written = sync(output=s3_folder), f"runs of {s3_folder} written to {mlflow_store}\n"
     run_id = printed.split()[1]
-    assert printed == f"run {run_id} (was offline-7): finished\nmodel runs:/{run_id}/model\n1 {written}"
-    assert logged == [["step-00000004.npz"]]
+    assert (printed, logged) == (
+        f"run {run_id} (was offline-7): finished\nmodel runs:/{run_id}/model\n1 {written}",
+        [["step-00000004.npz"]],
+    )
     run = MlflowClient(mlflow_store).get_run(run_id)
     assert (run.info.status, run.data.tags["attempt"]) == ("FINISHED", "1")
     # It has the store's name there too, from which it is resumed and exported.
@@ -195,5 +197,4 @@ def test_a_model_that_cannot_be_made_does_not_stop_the_others_but_a_storage_that
 def test_what_is_not_there_is_one_line(
     command: str, message: str, mlflow_store: str, tmp_path: Path, error_line: Callable[..., str]
 ) -> None:
-    line = error_line(*command.replace("FOLDER", str(tmp_path)).split())
-    assert message.replace("FOLDER", str(tmp_path)) in line
+    assert message.replace("FOLDER", str(tmp_path)) in error_line(*command.replace("FOLDER", str(tmp_path)).split())

@@ -102,14 +102,15 @@ def collect(folder: Path, project: Path) -> None:
     measured.save()
     report = folder / "report.json"
     measured.json_report(outfile=str(report), ignore_errors=True)
-    found = {}
-    for name, values in json.loads(report.read_text())["files"].items():
-        found[str(Path(name).absolute().relative_to(project))] = {
+    found = {
+        str(Path(name).absolute().relative_to(project)): {
             "lines": values["executed_lines"],
             "branches": values["executed_branches"],
             "missing_lines": values["missing_lines"],
             "missing_branches": values["missing_branches"],
         }
+        for name, values in json.loads(report.read_text())["files"].items()
+    }
     report.unlink()
     _write(folder / "covered.json", found)
     _collect_tests(folder)

@@ -17,5 +17,4 @@ def on_ring(ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     """
     # The module cannot be imported in a rank: its functions travel as code.
     cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
-    runner = BarrierRunner(None, ranks, threads_per_worker=1, on_log=lambda rank, line: None)
-    return runner.run_all(function, *args)
+    return BarrierRunner(None, ranks, threads_per_worker=1, on_log=lambda rank, line: None).run_all(function, *args)

@@ -193,8 +193,15 @@ def test_without_java_one_line_says_what_is_missing(tmp_path: Path, monkeypatch:
 
 
 def submitted(project: Path, small_dataset: Path, tmp_path: Path, *settings: str) -> subprocess.Popen[str]:
-    command = [str(COMMAND.parent / "spark-submit"), "--master", "local[1]", str(project / "jobs" / "train.py")]
-    command += ["--config", "smoke", *(word for each in settings for word in ("--set", each))]
+    command = [
+        str(COMMAND.parent / "spark-submit"),
+        "--master",
+        "local[1]",
+        str(project / "jobs" / "train.py"),
+        "--config",
+        "smoke",
+        *(word for each in settings for word in ("--set", each)),
+    ]
     return subprocess.Popen(
         [*command, "--set", f"dataset.path={small_dataset}"],
         env={**os.environ, "PATH": f"{COMMAND.parent}:{os.environ['PATH']}", "PYTHONPATH": str(tmp_path)},
@@ -259,8 +266,14 @@ def preparing(tmp_path: Path) -> Callable[[], subprocess.Popen[str]]:
     """A preparation that would take minutes, from the moment at which it writes."""
 
     def start() -> subprocess.Popen[str]:
-        arguments = ["--set", "archive={kind: synthetic, train: 20000, validation: 10, test: 10}"]
-        arguments += ["--set", f"dataset.path={tmp_path / 'my data'}", "--result", str(tmp_path / "result.json")]
+        arguments = [
+            "--set",
+            "archive={kind: synthetic, train: 20000, validation: 10, test: 10}",
+            "--set",
+            f"dataset.path={tmp_path / 'my data'}",
+            "--result",
+            str(tmp_path / "result.json"),
+        ]
         process = subprocess.Popen(
             [COMMAND, "prepare", "--config", "smoke", *arguments],
             stdout=subprocess.PIPE,

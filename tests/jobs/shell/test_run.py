@@ -186,8 +186,16 @@ def test_a_failed_job_says_which_command_continues(
         result.continue_with = ["--set", "training.resume_run=0123"]
         raise RankLostError(outcomes("died"))
 
-    argv = ["--config", "my config.yaml", "--set", "training.resume_run=old", "--set", "training.epochs=3"]
-    argv += ["--set", "tracking.run_name=first try"]
+    argv = [
+        "--config",
+        "my config.yaml",
+        "--set",
+        "training.resume_run=old",
+        "--set",
+        "training.epochs=3",
+        "--set",
+        "tracking.run_name=first try",
+    ]
     typed = "groundswell train --config 'my config.yaml' --set training.epochs=3 --set 'tracking.run_name=first try'"
     if is_submitted:
         monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")

@@ -17,8 +17,7 @@ def test_the_published_network_has_2_0_million_weights():
 
 
 def test_every_stage_halves_the_side():
-    model = network_of("airbench")
-    names = ("whitening", "stage1_relu2", "stage2_relu2", "stage3_relu2")
+    model, names = network_of("airbench"), ("whitening", "stage1_relu2", "stage2_relu2", "stage3_relu2")
     assert [model.get_layer(name).output.shape[1] for name in names] == [31, 15, 7, 3]
 
 

@@ -93,8 +93,16 @@ def held(project: Path, tmp_path: Path) -> Hold:
 def test_a_run_whose_driver_ends_again_and_again_is_finished_by_resuming_it(
     held: Hold, small_dataset: Path, small_network: str, tmp_path: Path, mlflow_store: str
 ) -> None:
-    arguments = ["--config", "smoke", "--set", f"dataset.path={small_dataset}", "--set", small_network]
-    arguments += ["--set", f"training.output={tmp_path / 'out'}"]
+    arguments = [
+        "--config",
+        "smoke",
+        "--set",
+        f"dataset.path={small_dataset}",
+        "--set",
+        small_network,
+        "--set",
+        f"training.output={tmp_path / 'out'}",
+    ]
     resuming, client = [*arguments, "--set", "training.resume_run=latest"], MlflowClient(mlflow_store)
 
     with held("second epoch", arguments) as driver:
@@ -157,8 +165,13 @@ def test_sigterm_to_the_driver_writes_a_checkpoint(
 ) -> None:
     """As Kubernetes, YARN and Databricks end a job."""
     result = tmp_path / "result.json"
-    settings = [f"dataset.path={small_dataset}", f"training.output={tmp_path / 'out'}", "training.epochs=500"]
-    settings += [small_network, "training.mode={name: local, every_steps: 2}"]
+    settings = [
+        f"dataset.path={small_dataset}",
+        f"training.output={tmp_path / 'out'}",
+        "training.epochs=500",
+        small_network,
+        "training.mode={name: local, every_steps: 2}",
+    ]
     command = [str(COMMAND), "train", "--config", "smoke", "--result", str(result)]
     with subprocess.Popen(
         [*command, *(word for setting in settings for word in ("--set", setting))],

@@ -55,8 +55,11 @@ def train_while_an_executor_goes(dataset: str, output: str, network: str) -> tup
     ranks.event_of = take  # type: ignore[attr-defined]
     entry.train = training_that_waits_in_its_second_epoch
     # Nine samples a step: three ranks share them, and one can; the two that are left cannot.
-    settings = [network, "launch.num_workers=3", "training.batch_size_per_worker=3", "launch.retries=1"]
-    settings += [
+    settings = [
+        network,
+        "launch.num_workers=3",
+        "training.batch_size_per_worker=3",
+        "launch.retries=1",
         "launch.allow_fewer_workers=true",
         "launch.recover=in_place",
         f"dataset.path={dataset}",

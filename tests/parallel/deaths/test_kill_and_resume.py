@@ -96,10 +96,10 @@ def test_a_regularised_training_with_a_best_epoch_goes_on_as_it_was(
     assert all(row["val/loss"] != row["val_ema/loss"] for row in summary.history)
     # The checkpoint of the best epoch is there beside the newest two, and both models are those of this epoch.
     checkpoints = Path(found.run.folder) / "checkpoints"
-    assert [path.name for path in list_checkpoints(Location.at(checkpoints))] == [
-        f"step-{step:08d}.npz" for step in (4, 9, 12)
-    ]
-    assert summary.model_epoch == 1
+    assert ([path.name for path in list_checkpoints(Location.at(checkpoints))], summary.model_epoch) == (
+        [f"step-{step:08d}.npz" for step in (4, 9, 12)],
+        1,
+    )
     with np.load(checkpoints / "step-00000004.npz") as file:
         saved = {name.partition(":")[2]: file[name] for name in file.files}
     assert summary.averaged_model_uri == averaged_model_uri(summary.model_uri)

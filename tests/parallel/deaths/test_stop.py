@@ -76,8 +76,14 @@ def test_all_ranks_stop_after_the_same_step(
     mlflow_store: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = [f"dataset.path={small_dataset}", f"training.output={tmp_path}", "training.epochs=1", small_network]
-    settings += [f"training.mode={mode}", *(["training.batch_size_per_worker=1"] if "server" in mode else [])]
+    settings = [
+        f"dataset.path={small_dataset}",
+        f"training.output={tmp_path}",
+        "training.epochs=1",
+        small_network,
+        f"training.mode={mode}",
+        *(["training.batch_size_per_worker=1"] if "server" in mode else []),
+    ]
     monkeypatch.setattr(entry, "train", training_that_is_asked_to_stop)
     text = rf"stopped after step ({step}); continue from .*step-0+\1.npz with training.resume_run=\w+"
     with pytest.raises(RankLostError, match=text):

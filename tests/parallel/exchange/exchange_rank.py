@@ -47,10 +47,8 @@ def run_codec(name, collective, *, compiled):
     for number in range(STEPS):
         for index, result in enumerate(step([tf.constant(each) for each in gradients(collective.rank, number)])):
             arrays[f"{name}/result/{number}/{index}"] = result.numpy()
-    for entry in exchange.state:
-        arrays[f"{name}/state/{entry.name}"] = entry.variable.numpy()
-    arrays[f"{name}/payload_bytes"] = np.array(exchange.metrics().payload_bytes)
-    return arrays
+    states = {f"{name}/state/{entry.name}": entry.variable.numpy() for entry in exchange.state}
+    return {**arrays, **states, f"{name}/payload_bytes": np.array(exchange.metrics().payload_bytes)}
 
 
 def repeat(collective):

@@ -251,8 +251,13 @@ def trained(
     """Trains on two workers, with a checkpoint after every step."""
 
     def train(folder: str, mode: str, *settings: str) -> TrainedRun:
-        fixed = [f"dataset.path={small_dataset}", small_network, "training.checkpoint_every_steps=1"]
-        fixed += ["training.batch_size_per_worker=4", f"training.output={tmp_path / folder}"]
+        fixed = [
+            f"dataset.path={small_dataset}",
+            small_network,
+            "training.checkpoint_every_steps=1",
+            "training.batch_size_per_worker=4",
+            f"training.output={tmp_path / folder}",
+        ]
         return train_job(load("smoke", [*fixed, f"training.mode={mode}", *settings]))
 
     return train

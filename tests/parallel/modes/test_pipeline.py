@@ -61,9 +61,8 @@ def train(
     from pipelines.training.setup.recipe import make_mode
 
     keras.utils.set_random_seed(0)
-    group = InputGroup("bands", (16, 16, 3), "uint16", (1000.0,) * 3, (500.0,) * 3)
     model = build_model(
-        [group],
+        [InputGroup("bands", (16, 16, 3), "uint16", (1000.0,) * 3, (500.0,) * 3)],
         network="resnet_cifar",
         classes=4,
         upsampling="nearest",
@@ -218,8 +217,13 @@ def test_a_pipeline_and_one_worker_continue_each_other(
     pipeline, alone = ["training.mode={name: pipeline, stages: 2}"], ["launch.num_workers=1"]
 
     def trained(folder: str, *settings: str) -> TrainedRun:
-        fixed = ["training.checkpoint_every_steps=1", "training.batch_size_per_worker=4"]
-        fixed += [small_network, "training.accumulation_steps=2", f"training.output={tmp_path / folder}"]
+        fixed = [
+            "training.checkpoint_every_steps=1",
+            "training.batch_size_per_worker=4",
+            small_network,
+            "training.accumulation_steps=2",
+            f"training.output={tmp_path / folder}",
+        ]
         return train_job(load("smoke", [f"dataset.path={small_dataset}", *fixed, *settings]))
 
     undisturbed = trained("undisturbed", *pipeline)

@@ -55,14 +55,17 @@ def test_a_run_is_read_with_its_settings_and_its_costs(fabricate: Fabricate) -> 
     (run,) = read("read")
     assert (run.run_id, run.name, run.source, run.status) == (run_id, "mine", "read", "FINISHED")
     # 4 steps of 8 samples an epoch, at 16 images/s: 2 s; 500 bytes a step.
-    assert run.history == run.history | {
-        "epoch": [1, 2, 3],
-        "step": [4, 8, 12],
-        "seconds": [2, 4, 6],
-        "payload_bytes": [2000, 4000, 6000],
-        "val/top_1": [0.2, 0.5, 0.6],
-    }
-    assert run.settings["optimizer.name"] == "lars"
+    assert (run.history, run.settings["optimizer.name"]) == (
+        run.history
+        | {
+            "epoch": [1, 2, 3],
+            "step": [4, 8, 12],
+            "seconds": [2, 4, 6],
+            "payload_bytes": [2000, 4000, 6000],
+            "val/top_1": [0.2, 0.5, 0.6],
+        },
+        "lars",
+    )
     assert not [key for key in run.settings if key.startswith(("tracking.", "reader.", "dataset.path"))]
     facts = facts_of(run, "val/top_1")
     assert (facts.best, facts.best_epoch, facts.last, facts.images_per_second) == (0.6, 3, 0.6, 16)

@@ -105,14 +105,13 @@ def test_the_time_of_a_cell_is_that_of_the_most_alike_ones_by_epoch() -> None:
         cell("c", "failed", seconds=500, optimizer="lars", batch=2),
         cell("d", "diverged", seconds=1, optimizer="lars", batch=2),
     ]
-    resumed = cell("e", seconds=1).model_copy(update={"resumed": True})
     cases: list[tuple[dict[str, object], int, list[CellLine], float | None]] = [
         # 15 s an epoch with LARS.
         ({"optimizer": "lars", "batch": 2, "training.seed": 4}, 4, finished, 60),
         # Nothing in common: the mean of 5 and 15 s an epoch.
         ({"optimizer": "lamb"}, 1, finished, 10),
         ({}, 1, [], None),
-        ({}, 1, [resumed], None),
+        ({}, 1, [cell("e", seconds=1).model_copy(update={"resumed": True})], None),
     ]
     for settings, epochs, lines, expected in cases:
         assert estimated_seconds(settings, epochs, lines) == expected

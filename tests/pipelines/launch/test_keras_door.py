@@ -380,8 +380,7 @@ def train_with_tf_keras() -> tuple[str, Weights, dict[str, list[float]]]:
 
 @pytest.mark.long
 def test_tf_keras(tmp_path: Path) -> None:
-    series = ".".join(version("tensorflow-cpu").split(".")[:2])
-    pip = shutil.which("pip") or "pip"
+    series, pip = ".".join(version("tensorflow-cpu").split(".")[:2]), shutil.which("pip") or "pip"
     command = [pip, "install", "--quiet", "--no-deps", "--target", str(tmp_path), f"tf_keras=={series}.*"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

@@ -148,9 +148,9 @@ def test_the_whole_way(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     result, folder = tmp_path / "result.json", features.folder
+    settings = (f"dataset.path={small_dataset}", f"probe.output={folder.path.parent}", "probe.l2=[1, 0.1]")
     command = ["probe", "--config", "smoke", "--model", logged.uri, "--result", str(result)]
-    for setting in (f"dataset.path={small_dataset}", f"probe.output={folder.path.parent}", "probe.l2=[1, 0.1]"):
-        command += ["--set", setting]
+    command += [word for setting in settings for word in ("--set", setting)]
     assert cli.execute(command) == 0
     output = capsys.readouterr().out.splitlines()
     assert f"the features in {folder} are used again" in output

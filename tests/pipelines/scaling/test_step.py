@@ -96,13 +96,15 @@ def test_dense_gradients_beside_a_codec_are_one_more_operation() -> None:
 
 def test_buckets_are_those_of_the_exchange() -> None:
     gradients = [(3.0 * MIB, 0.1), (6.0 * MIB, 0.2), (2.0 * MIB, 0.3), (9.0 * MIB, 0.4), (1.0 * MIB, 0.5)]
-    assert make_buckets(gradients, 8.0) == [
-        (3 * MIB, 0.1),
-        (8 * MIB, 0.3),
-        (9 * MIB, 0.4),
-        (1 * MIB, 0.5),
-    ]
-    assert make_buckets(gradients, None) == [(21 * MIB, 0.5)]
+    assert (make_buckets(gradients, 8.0), make_buckets(gradients, None)) == (
+        [
+            (3 * MIB, 0.1),
+            (8 * MIB, 0.3),
+            (9 * MIB, 0.4),
+            (1 * MIB, 0.5),
+        ],
+        [(21 * MIB, 0.5)],
+    )
 
 
 @pytest.mark.parametrize(

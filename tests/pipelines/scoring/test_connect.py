@@ -77,10 +77,10 @@ def test_everything_without_a_barrier_stage_runs_there(
     folder, connect = found
     assert connect.kind == "pyspark.sql.connect.session"
     ours, classic = read_manifest(folder / "dataset"), read_manifest(small_dataset)
-    assert ours.fingerprint == classic.fingerprint
-    assert {name: split.shards for name, split in ours.splits.items()} == {
-        name: split.shards for name, split in classic.splits.items()
-    }
+    assert (ours.fingerprint, {name: split.shards for name, split in ours.splits.items()}) == (
+        classic.fingerprint,
+        {name: split.shards for name, split in classic.splits.items()},
+    )
     check_predictions(predictions_of(folder / "predictions"), expected)
     of_test = {name: expected[name] for name in connect.by_frame}
     for found_there in (connect.by_frame, connect.by_column):

@@ -15,9 +15,7 @@ from tests.patience import patient
 
 @pytest.fixture(params=["local", "s3"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
-    if request.param == "local":
-        return Location.at(tmp_path / "folder")
-    return Location.at(request.getfixturevalue("s3_folder"))
+    return Location.at(tmp_path / "folder" if request.param == "local" else request.getfixturevalue("s3_folder"))
 
 
 def test_files_of_a_folder(folder: Location) -> None:

@@ -23,8 +23,7 @@ def test_stated_part_passes_and_keeps_its_sum(density, encode):
     values = np.random.default_rng(0).normal(0.2, 1, 4096).astype(np.float32)
     _, _, restored = encode(quantiser(density), values)
     for sign in (1, -1):
-        group = sign * values > 0
-        passed = sign * restored > 0
+        group, passed = sign * values > 0, sign * restored > 0
         assert np.count_nonzero(passed) == np.ceil(np.float32(density) * np.count_nonzero(group))
         assert np.all(group[passed])
         assert np.min(sign * values[passed]) >= np.max(sign * values[group & ~passed])

@@ -60,10 +60,10 @@ def test_lines_end_in_any_way(tmp_path: Path, ending: str, compressed: bool) -> 
 )
 def test_malformed_names_are_rejected(tmp_path: Path, name: str) -> None:
     patches = read_splits(lists(tmp_path, train=[name, f"{SCENE}_0_45"]))
-    assert patches.rows["id"].to_pylist() == [f"{SCENE}_0_45"]
-    assert patches.rejected().to_pylist() == [
-        {"id": name, "file": str(tmp_path / "train.csv"), "reason": "malformed id", "detail": ""}
-    ]
+    assert (patches.rows["id"].to_pylist(), patches.rejected().to_pylist()) == (
+        [f"{SCENE}_0_45"],
+        [{"id": name, "file": str(tmp_path / "train.csv"), "reason": "malformed id", "detail": ""}],
+    )
 
 
 def test_a_name_counts_in_its_first_list(tmp_path: Path) -> None:

@@ -137,11 +137,14 @@ def test_missing_patches_keep_their_place_and_are_unusable(
         shutil.rmtree(archive / sample["paths"][0])
     (archive / lost[0]["paths"][0]).touch()  # a file is no patch
     index = source.index()
-    assert (index.samples.to_pylist(), len(index.rejected)) == (samples, 0)
-    assert index.unusable.to_pylist() == [
-        {"id": row["id"], "file": f"{archive}/{row['paths'][0]}", "reason": "missing folder", "detail": ""}
-        for row in lost
-    ]
+    assert (index.samples.to_pylist(), len(index.rejected), index.unusable.to_pylist()) == (
+        samples,
+        0,
+        [
+            {"id": row["id"], "file": f"{archive}/{row['paths'][0]}", "reason": "missing folder", "detail": ""}
+            for row in lost
+        ],
+    )
 
 
 def test_links_within_the_archive_are_followed_and_those_out_of_it_are_not(
@@ -152,10 +155,10 @@ def test_links_within_the_archive_are_followed_and_those_out_of_it_are_not(
     kept.symlink_to(archive / "elsewhere")
     move_out(taken, tmp_path)
     index = source.index()
-    assert index.samples.to_pylist() == samples
-    assert index.unusable.to_pylist() == [
-        {"id": taken.name, "file": str(taken), "reason": "symbolic link", "detail": ""}
-    ]
+    assert (index.samples.to_pylist(), index.unusable.to_pylist()) == (
+        samples,
+        [{"id": taken.name, "file": str(taken), "reason": "symbolic link", "detail": ""}],
+    )
 
 
 @pytest.mark.parametrize(("remove", "reason"), [(shutil.rmtree, "missing folder"), (None, "symbolic link")])
@@ -271,10 +274,10 @@ def test_a_missing_sentinel1_patch_makes_a_sample_unusable(with_sentinel1: Path)
     lost = source.index().samples.to_pylist()[4]
     shutil.rmtree(with_sentinel1 / lost["paths"][1])
     index = source.index()
-    assert index.samples.to_pylist()[4] == lost
-    assert index.unusable.to_pylist() == [
-        {"id": lost["id"], "file": f"{with_sentinel1}/{lost['paths'][1]}", "reason": "missing folder", "detail": ""}
-    ]
+    assert (index.samples.to_pylist()[4], index.unusable.to_pylist()) == (
+        lost,
+        [{"id": lost["id"], "file": f"{with_sentinel1}/{lost['paths'][1]}", "reason": "missing folder", "detail": ""}],
+    )
 
 
 @pytest.mark.parametrize(("value", "reason"), [(np.nan, "NaN"), (-np.inf, "infinite value")], ids=["NaN", "infinite"])
@@ -307,9 +310,11 @@ def test_bad_rows_of_the_metadata_are_in_the_index(archive: Path) -> None:
     rows[1]["patch_id"] = "../../etc"
     pq.write_table(pa.Table.from_pylist([*rows, rows[2]]), archive / METADATA)
     index = BigEarthNetV2(str(archive)).index()
-    assert index.samples["id"].to_pylist() == [row["patch_id"] for row in rows[2:]]
-    assert reasons(index.rejected.to_pylist()) == [
-        ("../../etc", "malformed id"),
-        (rows[0]["patch_id"], "unknown label"),
-        (rows[2]["patch_id"], "repeated id"),
-    ]
+    assert (index.samples["id"].to_pylist(), reasons(index.rejected.to_pylist())) == (
+        [row["patch_id"] for row in rows[2:]],
+        [
+            ("../../etc", "malformed id"),
+            (rows[0]["patch_id"], "unknown label"),
+            (rows[2]["patch_id"], "repeated id"),
+        ],
+    )

@@ -123,14 +123,14 @@ def test_the_first_of_repeated_ids_counts_across_files(tmp_path: Path) -> None:
     first = metadata(tmp_path, rows())
     second = metadata(tmp_path, [rows()[1] | {"split": "train"}, *rows(patch_id=f"{TILE}_01_01")[:1]], "more.parquet")
     patches = read_metadata([first, second])
-    assert {row["id"]: row["split"] for row in patches.rows.to_pylist()} == {
-        GOOD_ID: "test",
-        f"{TILE}_01_01": "train",
-        f"{TILE}_09_10": "train",
-    }
-    assert patches.rejected().to_pylist() == [
-        {"id": GOOD_ID, "file": str(second), "reason": "repeated id", "detail": ""}
-    ]
+    assert ({row["id"]: row["split"] for row in patches.rows.to_pylist()}, patches.rejected().to_pylist()) == (
+        {
+            GOOD_ID: "test",
+            f"{TILE}_01_01": "train",
+            f"{TILE}_09_10": "train",
+        },
+        [{"id": GOOD_ID, "file": str(second), "reason": "repeated id", "detail": ""}],
+    )
 
 
 def test_a_row_with_several_faults_is_rejected_once(tmp_path: Path) -> None:

@@ -74,8 +74,7 @@ def test_both_variants_have_the_ten_classes_and_are_divided_alike(tmp_path: Path
     assert (list(CLASSES), len(CLASSES)) == (sorted(set(CLASSES)), 10)
     samples, others = multispectral.index().samples, rgb.index().samples
     assert samples.select(["split", "labels"]).equals(others.select(["split", "labels"]))
-    by_class = Counter((CLASSES[row["labels"][0]], row["split"]) for row in samples.to_pylist())
-    assert by_class == {
+    assert Counter((CLASSES[row["labels"][0]], row["split"]) for row in samples.to_pylist()) == {
         ("Forest", "train"): 28, ("Forest", "validation"): 6, ("Forest", "test"): 6,
         ("River", "train"): 14, ("River", "validation"): 3, ("River", "test"): 3,
         ("SeaLake", "train"): 1, ("SeaLake", "validation"): 1, ("SeaLake", "test"): 1,
@@ -89,20 +88,22 @@ def test_files_that_are_no_patch_of_their_class_are_rejected(tmp_path: Path) -> 
     fill(root, "Forest/Forest_1.tif", "Forest/Forest_2.tif")
     (root / "Forest" / "Forest_6.tif").symlink_to("/etc/hostname")
     index = EuroSATMultispectral(str(root)).index()
-    assert index.samples["id"].to_pylist() == [
-        "Forest/Forest_1.tif",
-        "Forest/Forest_2.tif",
-        "Forest/Forest_7.TIF",
-    ]
-    assert dict(reasons(index.rejected.to_pylist())) == {
-        "Forest_9.tif": "not in a class folder",
-        "Forest/Forest_6.tif": "symbolic link",
-        "Forest/Forest_1.tif.aux.xml": "not an image file",
-        "Forest/Forest_x.tif": "name does not fit its class folder",
-        "Forest/River_3.tif": "name does not fit its class folder",
-        "Forest/forest_4.tif": "name does not fit its class folder",
-        "Forest/deep": "nested folder",
-    }
+    assert (index.samples["id"].to_pylist(), dict(reasons(index.rejected.to_pylist()))) == (
+        [
+            "Forest/Forest_1.tif",
+            "Forest/Forest_2.tif",
+            "Forest/Forest_7.TIF",
+        ],
+        {
+            "Forest_9.tif": "not in a class folder",
+            "Forest/Forest_6.tif": "symbolic link",
+            "Forest/Forest_1.tif.aux.xml": "not an image file",
+            "Forest/Forest_x.tif": "name does not fit its class folder",
+            "Forest/River_3.tif": "name does not fit its class folder",
+            "Forest/forest_4.tif": "name does not fit its class folder",
+            "Forest/deep": "nested folder",
+        },
+    )
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,11 @@ def test_classes_at_the_top(tmp_path: Path) -> None:
 def test_classes_in_splits_those_of_train_first(tmp_path: Path, validation: str) -> None:
     paths = ["test/cat/1.jpg", f"{validation}/dog/1.jpg", "train/dog/1.jpg", "train/cat/1.jpg", "labels.csv"]
     tree = find_class_folders(str(fill(tmp_path, *paths)), is_image)
-    assert tree.folders == ["train/cat", "train/dog", f"{validation}/dog", "test/cat"]
-    assert (tree.splits, tree.rejected) == (["train", "train", "validation", "test"], [])
+    assert (tree.folders, tree.splits, tree.rejected) == (
+        ["train/cat", "train/dog", f"{validation}/dog", "test/cat"],
+        ["train", "train", "validation", "test"],
+        [],
+    )
 
 
 def test_a_class_may_have_the_name_of_a_split(tmp_path: Path) -> None:

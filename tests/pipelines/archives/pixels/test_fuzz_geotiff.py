@@ -52,11 +52,8 @@ def real_samples(data: Path) -> list[Sample]:
     """The bands of two patches of each BigEarthNet version."""
     sizes = {"B01": 20, "B09": 20, "B02": 120, "B03": 120, "B04": 120, "B08": 120}
     patches = [*sorted(data.glob("bigearthnet_v2/*/*/S2*"))[:2], *sorted(data.glob("bigearthnet_v1/*/S2*"))[:2]]
-    samples = []
-    for path in (path for patch in patches for path in sorted(patch.glob("*.tif"))):
-        size = sizes.get(path.stem.rsplit("_", 1)[1], 60)
-        samples.append((path.read_bytes(), (size, size), "uint16"))
-    return samples
+    paths = [path for patch in patches for path in sorted(patch.glob("*.tif"))]
+    return [(path.read_bytes(), (sizes.get(path.stem.rsplit("_", 1)[1], 60),) * 2, "uint16") for path in paths]
 
 
 def gdal_pixels(path: Path) -> NDArray[Any]:

@@ -34,11 +34,11 @@ def test_the_bytes_are_those_of_petastorms_own_objects(count: int) -> None:
     fields = [
         UnischemaField("id", np.str_, (), ScalarCodec(StringType()), False),
         UnischemaField("labels", np.uint8, (19,), NdarrayCodec(), False),
-    ]
-    for group in GROUPS[:count]:
-        fields.append(
+        *(
             UnischemaField(sys.intern(group.name), np.dtype(group.dtype).type, group.shape, NdarrayCodec(), False)
-        )
+            for group in GROUPS[:count]
+        ),
+    ]
     expected, written = Unischema("Sample", fields), pickled_schema(GROUPS[:count], 19)
     assert (written, pickle.DEFAULT_PROTOCOL) == (pickle.dumps(expected, protocol=4), 4)
     # Its reader allows few classes.

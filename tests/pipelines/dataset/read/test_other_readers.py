@@ -47,11 +47,12 @@ def expected(dataset: Path) -> dict[str, dict[str, Any]]:
 
 def test_the_plain_columns_say_what_the_archive_knows(expected: dict[str, dict[str, Any]]) -> None:
     for name, row in expected.items():
-        assert (row["tile"], row["acquisition_date"]) == (
+        assert (row["tile"], row["acquisition_date"], row["epsg"], row["flags"]) == (
             name.split("_")[5].removeprefix("T"),
             datetime.date.fromisoformat(name[11:19]),
+            32600 + int(row["tile"][:2]),
+            [],
         )
-        assert (row["epsg"], row["flags"]) == (32600 + int(row["tile"][:2]), [])
         assert row["label_names"]
     assert {row["split"] for row in expected.values()} == {"train", "validation", "test"}
     assert {"Portugal", "Finland"} < {row["country"] for row in expected.values()}
@@ -93,8 +94,8 @@ def test_petastorm_opens_a_split_without_the_plain_columns(dataset: Path, expect
     for split in ("train", "validation", "test"):
         with make_reader((dataset / split).as_uri(), num_epochs=1, reader_pool_type="dummy") as reader:
             rows = list(reader)
-        assert {row.id for row in rows} == {name for name, row in expected.items() if row["split"] == split}
-        assert (set(rows[0]._fields), rows[0].bands_10m.shape) == (
+        assert ({row.id for row in rows}, set(rows[0]._fields), rows[0].bands_10m.shape) == (
+            {name for name, row in expected.items() if row["split"] == split},
             {"id", "labels", "bands_10m", "bands_20m", "bands_60m"},
             (120, 120, 4),
         )

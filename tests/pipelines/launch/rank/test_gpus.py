@@ -43,13 +43,15 @@ def test_several_gpus_for_each_task_are_mapped_through_what_the_executor_may_see
 ) -> None:
     discovery = script(tmp_path / "discover.sh", json.dumps({"name": "gpu", "addresses": ["0", "1", "2", "3"]}))
     each = [text.split(",") for text in in_fresh_process(devices_of_two_ranks, str(discovery))]
-    assert [len(devices) for devices in each] == [2, 2]
-    assert sorted(device for devices in each for device in devices) == [
-        "5",
-        "GPU-1c5d92aa",
-        "GPU-8f2c11d0",
-        "MIG-77aa0b3e",
-    ]
+    assert ([len(devices) for devices in each], sorted(device for devices in each for device in devices)) == (
+        [2, 2],
+        [
+            "5",
+            "GPU-1c5d92aa",
+            "GPU-8f2c11d0",
+            "MIG-77aa0b3e",
+        ],
+    )
 
 
 def test_one_gpu_for_two_ranks_of_a_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,8 +101,7 @@ def test_single_patches_far_apart_are_seen(tmp_path: Path) -> None:
     places = [5300040.0 + 1e6 * number / 7 for number in range(8)]
     systems = [32633] * 8 + [32634] * 8 + [32635] * 8
     (_, file) = write_map(ground(systems, [600000.0] * 24, places * 3, [0] * 24), tmp_path / "map.geojson")
-    colour = [round(255 * part) for part in to_rgb(class_colours(3)[0])]
-    rows = (picture(file) == colour).all(axis=2).any(axis=1)
+    rows = (picture(file) == [round(255 * part) for part in to_rgb(class_colours(3)[0])]).all(axis=2).any(axis=1)
     assert np.count_nonzero(rows[1:] & ~rows[:-1]) == 8 + 1, "each row of patches, and the legend"
 
 

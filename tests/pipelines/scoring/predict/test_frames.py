@@ -136,9 +136,8 @@ def test_the_functions_are_names_of_the_package() -> None:
 @pytest.mark.spark
 @pytest.mark.usefixtures("_use_store")
 def test_a_missing_column_is_named(frame: DataFrame, logged: Any) -> None:
-    without = frame.drop("bands_20m")
     for function, given, keep, message in (
-        (score_frame, without, ("id",), "the DataFrame has no column 'bands_20m', only id, "),
+        (score_frame, frame.drop("bands_20m"), ("id",), "the DataFrame has no column 'bands_20m', only id, "),
         (score_frame, frame, (), "name a column, such as id"),
         (flat_columns, frame, (), "name a column, such as id"),
         (score_frame, frame, ("id", "labels"), "the result would have two columns 'labels'"),

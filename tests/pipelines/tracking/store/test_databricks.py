@@ -120,13 +120,15 @@ def test_a_model_of_unity_catalog_is_asked_of_its_registry(monkeypatch: pytest.M
     for uri in ("models:/main.land.cover@champion", "models:/cover@champion"):
         with pytest.raises(ValueError, match="enough"):
             served.find_model(uri)
-    assert asked == [
-        ("main.land.cover@champion", "databricks-uc"),
-        ("models:/main.land.cover/7", "databricks-uc"),
-        ("cover@champion", "databricks"),
-        ("models:/cover/7", "databricks"),
-    ]
-    assert mlflow.get_registry_uri() == "databricks"
+    assert (asked, mlflow.get_registry_uri()) == (
+        [
+            ("main.land.cover@champion", "databricks-uc"),
+            ("models:/main.land.cover/7", "databricks-uc"),
+            ("cover@champion", "databricks"),
+            ("models:/cover/7", "databricks"),
+        ],
+        "databricks",
+    )
     with using_store("databricks", "main.land.cover"):  # as a model is registered
         assert (mlflow.get_registry_uri(), mlflow.MlflowClient("databricks")._registry_uri) == (
             "databricks-uc",

@@ -25,8 +25,7 @@ def test_a_server_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("deleted", ["run", "experiment"])
 def test_a_deleted_run_is_no_parent(deleted: str, run: TrackedRun, client: MlflowClient) -> None:
     assert runs.has_run(run)
-    info = client.get_run(run.run_id).info
-    getattr(client, f"delete_{deleted}")(getattr(info, f"{deleted}_id"))
+    getattr(client, f"delete_{deleted}")(getattr(client.get_run(run.run_id).info, f"{deleted}_id"))
     assert not runs.has_run(run)
     assert not runs.is_known(run.run_id)
 

@@ -64,10 +64,10 @@ def test_they_are_as_on_a_disk(folder: Location) -> None:
         check_rank_states(folder, 4, 2)
     for step, spared in ((4, 4), (8, 4), (12, 4), (16, None)):
         save(folder, step, [variable], spared)
-    assert [path.name for path in list_checkpoints(folder)] == ["step-00000012.npz", "step-00000016.npz"]
-    assert folder.names() == [
-        f"step-000000{step}{part}.npz" for step in (12, 16) for part in ("", ".rank-00000", ".rank-00001")
-    ]
+    assert ([path.name for path in list_checkpoints(folder)], folder.names()) == (
+        ["step-00000012.npz", "step-00000016.npz"],
+        [f"step-000000{step}{part}.npz" for step in (12, 16) for part in ("", ".rank-00000", ".rank-00001")],
+    )
     path, found = newest_state(folder)
     assert (str(path), found) == (f"{folder}/step-00000016.npz", state(16))
     _, _, arrays = next(readable_checkpoints(folder))

@@ -92,13 +92,15 @@ def test_without_a_metric_nothing_is_compared() -> None:
 
 def test_the_record_says_why_training_ended() -> None:
     config, ended = SelectionConfig(metric=LOSS, patience=2), history_of([0.5, 0.25, 0.6, 0.7])
-    assert why_ended(ended[:3], config, 3) == "after all 3 epochs"
-    assert described(ended, config, 9) == {
-        "training_ended": "after 4 of 9 epochs: 2 in a row without a better val/loss",
-        "best_metric": LOSS,
-        "best_epoch": "2",
-        "best_value": "0.25",
-    }
+    assert (why_ended(ended[:3], config, 3), described(ended, config, 9)) == (
+        "after all 3 epochs",
+        {
+            "training_ended": "after 4 of 9 epochs: 2 in a row without a better val/loss",
+            "best_metric": LOSS,
+            "best_epoch": "2",
+            "best_value": "0.25",
+        },
+    )
 
 
 @pytest.fixture

@@ -86,32 +86,35 @@ def test_recipes_leave_the_experiment_to_the_notebook(monkeypatch: pytest.Monkey
 
 def test_a_run_says_what_it_trains() -> None:
     made = describe_run(load("smoke", ["tracking.run_name=mine"]), MANIFEST, {"more": "1"})
-    assert (made.experiment, made.name) == ("smoke", "mine")
-    assert made.tags == {
-        "mlflow.note.content": "r18 trained with lars on eurosat_rgb: 7 training samples, 2 classes (single-label), 2 "
-        "epochs, global batch 8 on 2 workers, float32, gradients uncompressed.",
-        "mlflow.source.name": "groundswell train",
-        "mlflow.source.type": "JOB",
-        "dataset_fingerprint": MANIFEST.fingerprint,
-        "archive": "eurosat_rgb",
-        "model": "r18",
-        "optimizer": "lars",
-        "codec": "none",
-        "global_batch": "8",
-        "workers": "2",
-        "precision": "float32",
-        "more": "1",
-    }
+    assert (made.experiment, made.name, made.tags) == (
+        "smoke",
+        "mine",
+        {
+            "mlflow.note.content": "r18 trained with lars on eurosat_rgb: 7 training samples, 2 classes (single-label)"
+            ", 2 epochs, global batch 8 on 2 workers, float32, gradients uncompressed.",
+            "mlflow.source.name": "groundswell train",
+            "mlflow.source.type": "JOB",
+            "dataset_fingerprint": MANIFEST.fingerprint,
+            "archive": "eurosat_rgb",
+            "model": "r18",
+            "optimizer": "lars",
+            "codec": "none",
+            "global_batch": "8",
+            "workers": "2",
+            "precision": "float32",
+            "more": "1",
+        },
+    )
 
 
 def test_the_dataset_is_as_mlflow_reads_it() -> None:
     facts = dataset_facts("https://user:secret@host/data", MANIFEST)
     source, profile = json.loads(facts.source), json.loads(facts.profile)
-    assert (facts.name, facts.digest, source) == (
+    assert (facts.name, facts.digest, source, profile) == (
         "eurosat_rgb",
         MANIFEST.fingerprint[:36],
         {"uri": "https://***@host/data"},
+        {"num_rows": 7, "rows_train": 7, "classes": 2, "task": "single_label"},
     )
-    assert profile == {"num_rows": 7, "rows_train": 7, "classes": 2, "task": "single_label"}
     (column,) = TensorDatasetSchema.from_dict(json.loads(facts.schema)).features.inputs
     assert (column.name, column.shape, column.type.name) == ("rgb", (-1, 32, 32, 3), "uint8")

@@ -40,11 +40,13 @@ def with_images(manifest: Manifest, *shapes: tuple[int, int, int]) -> Manifest:
 
 def test_epochs_grow_to_the_full_size(eurosat_manifest: Any) -> None:
     sizes = trained_sizes(config(HALF, THREE_QUARTERS), eurosat_manifest(), 7)
-    assert sizes == [(16, 16)] * 4 + [(24, 24)] * 4 + [(32, 32)] * 2
-    assert [described_sizes(each) for each in (sizes, sizes[7:9])] == [
-        "16 x 16 pixels in epochs 1 to 4, 24 x 24 pixels in epochs 5 to 8, 32 x 32 pixels in epochs 9 to 10",
-        "24 x 24 pixels in epoch 1, 32 x 32 pixels in epoch 2",
-    ]
+    assert (sizes, [described_sizes(each) for each in (sizes, sizes[7:9])]) == (
+        [(16, 16)] * 4 + [(24, 24)] * 4 + [(32, 32)] * 2,
+        [
+            "16 x 16 pixels in epochs 1 to 4, 24 x 24 pixels in epochs 5 to 8, 32 x 32 pixels in epochs 9 to 10",
+            "24 x 24 pixels in epoch 1, 32 x 32 pixels in epoch 2",
+        ],
+    )
     whole = trained_sizes(config(epochs=3), eurosat_manifest(), 7)
     assert (whole, described_sizes(whole), scaled_epochs(config().input, None, 3, 7)) == ([None] * 3, "", [])
 
