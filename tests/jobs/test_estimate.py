@@ -28,21 +28,8 @@ def folder(
 
 def test_a_file_becomes_a_table_a_picture_and_a_result(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [
-        "--link",
-        "1Gbit/s",
-        *WEAK,
-        "--global-batch-size",
-        "512",
-        "--workers",
-        "1,2,8,1024",
-        "--images",
-        "10000",
-        "--epochs",
-        "2",
-        "--price",
-        "1.5",
-        "--result",
-        "result.json",
+        *("--link", "1Gbit/s", *WEAK, "--global-batch-size", "512", "--workers", "1,2,8,1024"),
+        *("--images", "10000", "--epochs", "2", "--price", "1.5", "--result", "result.json"),
     ]
     assert cli.execute([*FILE, *arguments]) == 0
     output = capsys.readouterr().out.splitlines()

@@ -122,25 +122,11 @@ def test_a_rate_is_found_and_recorded(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     command = [
-        "find-rate",
-        "--config",
-        "smoke",
-        "--set",
-        f"dataset.path={small_dataset}",
-        "--steps",
-        "24",
-        "--set",
-        small_network,
-        "--set",
-        "training.accumulation_steps=2",
-        "--set",
-        "training.batch_size_per_worker=2",
-        "--set",
-        "optimizer={name: sgd, learning_rate: 1.0, momentum: 0.9}",
-        "--low",
-        "0.001",
-        "--high",
-        "1e7",
+        *("find-rate", "--config", "smoke", "--set", f"dataset.path={small_dataset}", "--steps", "24"),
+        *("--set", small_network, "--set", "training.accumulation_steps=2"),
+        *("--set", "training.batch_size_per_worker=2"),
+        *("--set", "optimizer={name: sgd, learning_rate: 1.0, momentum: 0.9}", "--low", "0.001"),
+        *("--high", "1e7"),
     ]
     assert cli.execute([*command, "--plot", "rates.png", "--result", "result.json"]) == 0
     assert "the loss diverged" in capsys.readouterr().out
@@ -162,15 +148,8 @@ def test_a_batch_is_found(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     command = [
-        "find-batch",
-        "--config",
-        "smoke",
-        "--set",
-        f"dataset.path={small_dataset}",
-        "--at-most",
-        "6",
-        "--set",
-        small_network,
+        *("find-batch", "--config", "smoke", "--set", f"dataset.path={small_dataset}", "--at-most", "6"),
+        *("--set", small_network),
     ]
     assert cli.execute(command) == 0
     output = capsys.readouterr().out.splitlines()

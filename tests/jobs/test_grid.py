@@ -514,20 +514,8 @@ def test_a_real_grid_is_killed_and_continued(
 ) -> None:
     (tmp_path / "grid.yaml").write_text("product: {training.seed: [0, 1]}")
     command = [
-        COMMAND,
-        "grid",
-        "--config",
-        "smoke",
-        "--grid",
-        "grid.yaml",
-        "--results",
-        "results.jsonl",
-        "--set",
-        f"dataset.path={small_dataset}",
-        "--set",
-        "training.output=out",
-        "--set",
-        small_network,
+        *(COMMAND, "grid", "--config", "smoke", "--grid", "grid.yaml", "--results", "results.jsonl"),
+        *("--set", f"dataset.path={small_dataset}", "--set", "training.output=out", "--set", small_network),
     ]
     results = tmp_path / "results.jsonl"
     with (tmp_path / "log").open("w") as log:

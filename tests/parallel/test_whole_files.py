@@ -79,19 +79,9 @@ def test_training_writes_and_resumes_there(
 ) -> None:
     folder = Path(volume["WHOLE_FILES_ONLY"])
     arguments = [
-        "-m",
-        "jobs.shell.cli",
-        "train",
-        "--config",
-        "smoke",
-        "--result",
-        f"{folder}/result.json",
-        "--set",
-        small_network,
-        "--set",
-        f"dataset.path={small_dataset}",
-        "--set",
-        f"training.output={folder}/outputs",
+        *("-m", "jobs.shell.cli", "train", "--config", "smoke", "--result", f"{folder}/result.json"),
+        *("--set", small_network, "--set", f"dataset.path={small_dataset}"),
+        *("--set", f"training.output={folder}/outputs"),
     ]
     run(volume, *arguments, "--set", "training.epochs=1")
     first = json.loads((folder / "result.json").read_text())

@@ -194,13 +194,8 @@ def test_without_java_one_line_says_what_is_missing(tmp_path: Path, monkeypatch:
 
 def submitted(project: Path, small_dataset: Path, tmp_path: Path, *settings: str) -> subprocess.Popen[str]:
     command = [
-        str(COMMAND.parent / "spark-submit"),
-        "--master",
-        "local[1]",
-        str(project / "jobs" / "train.py"),
-        "--config",
-        "smoke",
-        *(word for each in settings for word in ("--set", each)),
+        *(str(COMMAND.parent / "spark-submit"), "--master", "local[1]", str(project / "jobs" / "train.py")),
+        *("--config", "smoke", *(word for each in settings for word in ("--set", each))),
     ]
     return subprocess.Popen(
         [*command, "--set", f"dataset.path={small_dataset}"],
@@ -267,12 +262,8 @@ def preparing(tmp_path: Path) -> Callable[[], subprocess.Popen[str]]:
 
     def start() -> subprocess.Popen[str]:
         arguments = [
-            "--set",
-            "archive={kind: synthetic, train: 20000, validation: 10, test: 10}",
-            "--set",
-            f"dataset.path={tmp_path / 'my data'}",
-            "--result",
-            str(tmp_path / "result.json"),
+            *("--set", "archive={kind: synthetic, train: 20000, validation: 10, test: 10}"),
+            *("--set", f"dataset.path={tmp_path / 'my data'}", "--result", str(tmp_path / "result.json")),
         ]
         process = subprocess.Popen(
             [COMMAND, "prepare", "--config", "smoke", *arguments],

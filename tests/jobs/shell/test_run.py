@@ -187,14 +187,8 @@ def test_a_failed_job_says_which_command_continues(
         raise RankLostError(outcomes("died"))
 
     argv = [
-        "--config",
-        "my config.yaml",
-        "--set",
-        "training.resume_run=old",
-        "--set",
-        "training.epochs=3",
-        "--set",
-        "tracking.run_name=first try",
+        *("--config", "my config.yaml", "--set", "training.resume_run=old", "--set", "training.epochs=3"),
+        *("--set", "tracking.run_name=first try"),
     ]
     typed = "groundswell train --config 'my config.yaml' --set training.epochs=3 --set 'tracking.run_name=first try'"
     if is_submitted:

@@ -94,14 +94,8 @@ def test_a_run_whose_driver_ends_again_and_again_is_finished_by_resuming_it(
     held: Hold, small_dataset: Path, small_network: str, tmp_path: Path, mlflow_store: str
 ) -> None:
     arguments = [
-        "--config",
-        "smoke",
-        "--set",
-        f"dataset.path={small_dataset}",
-        "--set",
-        small_network,
-        "--set",
-        f"training.output={tmp_path / 'out'}",
+        *("--config", "smoke", "--set", f"dataset.path={small_dataset}", "--set", small_network),
+        *("--set", f"training.output={tmp_path / 'out'}"),
     ]
     resuming, client = [*arguments, "--set", "training.resume_run=latest"], MlflowClient(mlflow_store)
 

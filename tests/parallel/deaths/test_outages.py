@@ -68,14 +68,8 @@ def test_a_server_that_dies_costs_no_record(
     first, second, _ = servers
     output = tmp_path / "out"
     arguments = [
-        "--set",
-        f"dataset.path={small_dataset}",
-        "--set",
-        f"training.output={output}",
-        "--set",
-        small_network,
-        "--set",
-        f"training.epochs={EPOCHS}",
+        *("--set", f"dataset.path={small_dataset}", "--set", f"training.output={output}"),
+        *("--set", small_network, "--set", f"training.epochs={EPOCHS}"),
     ]
 
     def act(line: str) -> None:

@@ -283,17 +283,8 @@ def test_several_splits_are_measured_as_one_with_a_slice_each(
     report, result = tmp_path / "report.html", tmp_path / "result.json"
     # By its name in the registry, where the other tests name the run.
     line = [
-        "evaluate",
-        "--config",
-        "smoke",
-        "--model",
-        "models:/scored/1",
-        "--split",
-        "train,test",
-        "--result",
-        str(result),
-        "--set",
-        "training.batch_size_per_worker=5",
+        *("evaluate", "--config", "smoke", "--model", "models:/scored/1", "--split", "train,test"),
+        *("--result", str(result), "--set", "training.batch_size_per_worker=5"),
     ]
     for setting in (f"dataset.path={small_dataset}", f"evaluate.report={report}", "tracking.experiment=scoring"):
         line += ["--set", setting]
