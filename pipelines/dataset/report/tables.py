@@ -233,7 +233,7 @@ def _value_counts(dataset: Location, split: Split) -> dict[str, Counter[str]]:
             if isinstance(values, pa.ListArray):
                 counter[_UNKNOWN] += values.null_count
                 values = values.flatten()
-            for row in pc.value_value_counts(values).to_pylist():
+            for row in pc.value_counts(values).to_pylist():
                 counter[_UNKNOWN if row["values"] is None else row["values"]] += row["counts"]
     return counts
 
