@@ -1,7 +1,7 @@
 """Samples that one Spark task scores: a shard of a dataset, or part of a raw archive, read batch by batch."""
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipelines.archives.archive import Archive, BadRecordError, Georeference, index_table
+from pipelines.archives.archive import Archive, BadRecordError, index_table
 from pipelines.dataset.format.columns import ID_FIELD
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.dataset.prepare.shard import is_readable, rejection, try_to_read
@@ -217,17 +217,14 @@ class ArchivePart:
             for pixels in images.values():
                 pixels[: len(good)] = pixels[good]
         georeferences = [result for result in results if not isinstance(result, BadRecordError)]
-        return SampleBatch(images, _known_samples(samples.take(pa.array(good, pa.int64())), georeferences), rejected)
-
-
-def _known_samples(samples: pa.Table, georeferences: Sequence[Georeference | None]) -> pa.Table:
-    columns = {
-        **{name: samples[name] for name in ("id", "split", "tile")},
-        "epsg": [place and place.epsg for place in georeferences],
-        "x0": [place and place.x0 for place in georeferences],
-        "y0": [place and place.y0 for place in georeferences],
-    }
-    return index_table(columns, KNOWN_SCHEMA)
+        taken = samples.take(pa.array(good, pa.int64()))
+        columns = {
+            **{name: taken[name] for name in ("id", "split", "tile")},
+            "epsg": [place and place.epsg for place in georeferences],
+            "x0": [place and place.x0 for place in georeferences],
+            "y0": [place and place.y0 for place in georeferences],
+        }
+        return SampleBatch(images, index_table(columns, KNOWN_SCHEMA), rejected)
 
 
 def _one_ahead(reads: Iterable[Callable[[], _Value]]) -> Iterator[_Value]:

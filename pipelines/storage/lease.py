@@ -99,7 +99,8 @@ def _dead_ones(folder: Location, inside: str, own: str) -> list[str]:
             continue
         age = (now - written).total_seconds()
         owner = _owner(folder, path)
-        if age > DEAD_SECONDS or _ended(owner):
+        has_ended = owner.get("machine") == _machine() and not is_process(owner.get("pid"))
+        if age > DEAD_SECONDS or has_ended:
             dead.append(other)
             continue
         raise RuntimeError(
@@ -115,11 +116,6 @@ def _owner(folder: Location, path: str) -> dict[str, Any]:
     except (FileNotFoundError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}
-
-
-def _ended(owner: dict[str, Any]) -> bool:
-    """Return whether the process ran on this machine and has ended."""
-    return owner.get("machine") == _machine() and not is_process(owner.get("pid"))
 
 
 def _machine() -> str:

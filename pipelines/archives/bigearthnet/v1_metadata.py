@@ -117,7 +117,8 @@ def _read_some(
         try:
             values = _read_json(path)
             labels.append(_labels(path, values, indices))
-            tiles.append(_tile(values))
+            tile = _TILE.search(str(values.get("tile_source")))
+            tiles.append(tile and tile[1])
             errors.append(None)
         except BadRecordError as error:
             labels.append([])
@@ -133,12 +134,6 @@ def _read_json(path: str) -> dict[str, object]:
     except (ValueError, RecursionError) as error:
         raise BadRecordError(path, "malformed JSON", str(error)) from error
     return values if isinstance(values, dict) else {}
-
-
-def _tile(values: dict[str, object]) -> str | None:
-    """Return the tile in the name of the patch's product, e.g. `..._R022_T33UUP_20170613T101608.SAFE`."""
-    match = _TILE.search(str(values.get("tile_source")))
-    return match[1] if match else None
 
 
 def _labels(path: str, values: dict[str, object], indices: Mapping[str, int | None]) -> list[int]:

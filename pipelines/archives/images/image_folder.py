@@ -116,7 +116,9 @@ class ImageFolder:
     @functools.cached_property
     def _files(self) -> ClassFiles:
         tree = self._tree
-        files = list_class_files(self.root, tree.folders, _why_not)
+        files = list_class_files(
+            self.root, tree.folders, lambda _, name: None if is_image(name) else "not an image file"
+        )
         training = [
             folder for folder, split in zip(tree.folders, tree.splits, strict=True) if split in (None, TRAINING_SPLIT)
         ]
@@ -143,7 +145,3 @@ class ImageFolder:
 def is_image(name: str) -> bool:
     """Return whether a file's name is that of an image."""
     return name.lower().endswith(_SUFFIXES)
-
-
-def _why_not(folder: str, name: str) -> str | None:
-    return None if is_image(name) else "not an image file"

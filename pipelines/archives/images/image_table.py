@@ -228,7 +228,7 @@ class ImageTable:
         if not (types.is_binary(image) or types.is_large_binary(image)):
             raise ValueError(f"{where}: column {self.image!r} (archive.image) is {image}, expected the bytes of images")
         value = label.value_type if _is_list(label) else label
-        if not (types.is_integer(value) or _is_text(value)):
+        if not (types.is_integer(value) or types.is_string(value) or types.is_large_string(value)):
             raise ValueError(
                 f"{where}: column {self.label!r} (archive.label) is {label}, expected a text, an integer, or a list"
             )
@@ -313,10 +313,6 @@ def _words(names: list[str] | None) -> str:
 
 def _is_list(kind: pa.DataType) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def _as_list(labels: Any) -> list[Any]:

@@ -322,7 +322,7 @@ def _write_geotiff(found: GroundPredictions, cell: float, file: Path) -> None:
     with rasterio.open(file, "w", **profile) as raster:
         raster.write(pixels.astype(np.uint8), 1)
         colours = class_colours(len(found.class_names))
-        raster.write_colormap(1, {index: _rgba(colour) for index, colour in enumerate(colours)})
+        raster.write_colormap(1, {index: (*bytes.fromhex(colour[1:]), 255) for index, colour in enumerate(colours)})
         raster.update_tags(TIFFTAG_SOFTWARE=_MARK)
         raster.update_tags(1, **{f"class_{index}": name for index, name in enumerate(found.class_names)})
 
@@ -397,8 +397,3 @@ def class_colours(classes: int) -> list[str]:
     scheme = colormaps["tab20"] if classes <= 20 else colormaps["turbo"]
     places = range(classes) if classes <= 20 else np.linspace(0, 1, classes)
     return ["#" + "".join(f"{round(255 * part):02x}" for part in scheme(place)[:3]) for place in places]
-
-
-def _rgba(colour: str) -> tuple[int, int, int, int]:
-    red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
-    return red, green, blue, 255

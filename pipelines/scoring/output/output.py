@@ -272,21 +272,20 @@ def finish(
         rejected: Number of rejected samples, which are already listed.
         described: Further content of `predictions.json`.
     """
+    described_parts = [
+        {name: value for name, value in asdict(part).items() if name != "rejected" and value is not None}
+        for part in parts
+    ]
     values = {
         "format_version": FORMAT_VERSION,
         "identity": identity,
         **described,
         "predictions": sum(part.rows for part in parts),
         "rejected": rejected,
-        "parts": [_described(part) for part in parts],
+        "parts": described_parts,
     }
     output.write(FILE_NAME, json.dumps(values, indent=1).encode())
     clean_up(output, {part.file for part in parts})
-
-
-def _described(part: WrittenPart) -> dict[str, Any]:
-    values = {"file": part.file, "rows": part.rows, "size": part.size, "computed_by": part.computed_by}
-    return values if part.sizes_digest is None else {**values, "sizes_digest": part.sizes_digest}
 
 
 def clean_up(output: Location, files: Collection[str]) -> None:

@@ -156,15 +156,10 @@ def _describe(
     for start in range(0, len(values), _PARAMS_PER_BATCH):
         client.log_batch(run_id, params=values[start : start + _PARAMS_PER_BATCH])
     if dataset is not None:
-        entity = Dataset(
-            dataset.name, dataset.digest, _source_type(dataset.source), dataset.source, dataset.schema, dataset.profile
-        )
+        source = dataset.source
+        source_type = source.partition("://")[0].split('"')[-1] if "://" in source else "local"
+        entity = Dataset(dataset.name, dataset.digest, source_type, source, dataset.schema, dataset.profile)
         client.log_inputs(run_id, [DatasetInput(entity, [InputTag("mlflow.data.context", context)])])
-
-
-def _source_type(source: str) -> str:
-    """Return MLflow's name for the location of a dataset: the scheme of a URL, or `local`."""
-    return source.partition("://")[0].split('"')[-1] if "://" in source else "local"
 
 
 def _with_user(tags: Mapping[str, str]) -> dict[str, str]:
