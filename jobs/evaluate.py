@@ -27,7 +27,7 @@ from pipelines.storage.locations import absolute_path
 from pipelines.storage.whole_files import write_whole
 from pipelines.tracking.journal.writer import RunWriter
 from pipelines.tracking.store.runs import ended
-from pipelines.tracking.store.served import ServedModel, find_model, keep_thresholds, read_model_file
+from pipelines.tracking.store.served import ServedModel, find_model, read_model_file, store_thresholds
 from pipelines.tracking.store.store import TrackedRun
 from pipelines.training.driver.checks import check_own_metrics
 from pipelines.training.driver.trial import try_metrics
@@ -94,7 +94,7 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
         and symmetries is None
         and served.metadata.dataset_fingerprint == manifest.fingerprint
     ):
-        keep_thresholds(served, measured.thresholds.tolist())
+        store_thresholds(served, measured.thresholds.tolist())
     if problem:
         raise RuntimeError(
             f"evaluate.report={report} cannot be written ({problem}): scores and report are in MLflow run {run.run_id}"

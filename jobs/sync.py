@@ -9,7 +9,7 @@ from jobs.shell import cli
 from jobs.shell.command import Result, message_of, say
 from pipelines.storage.folder import Location, StorageError
 from pipelines.storage.locations import redacted
-from pipelines.tracking.journal.local_run import RunHeldError
+from pipelines.tracking.journal.local_run import RunLockedError
 from pipelines.tracking.journal.sync import Synced, sync, unsynced
 from pipelines.tracking.store.runs import check_store
 from pipelines.tracking.store.store import tracking_uri
@@ -45,7 +45,7 @@ def sync_runs(output: Location, run_id: str | None, result: Result) -> list[Sync
                 raise
             if not isinstance(error, ValueError):
                 check_store()  # no other record can be written while the store is away
-            is_left_out = isinstance(error, RunHeldError)
+            is_left_out = isinstance(error, RunLockedError)
             say(f"run {place.name}: {'left out' if is_left_out else 'not written'}: {message_of(error)}")
             refused += not is_left_out
             continue
@@ -59,7 +59,7 @@ def sync_runs(output: Location, run_id: str | None, result: Result) -> list[Sync
 
 def _written(place: Location) -> Synced:
     if place.is_local:
-        return sync(place.path, log_model_of, hold=lambda _: locked_run(place))
+        return sync(place.path, log_model_of, lock=lambda _: locked_run(place))
     return sync_behind(place, log_model_of)
 
 

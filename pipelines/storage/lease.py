@@ -99,6 +99,7 @@ def _dead_ones(folder: Location, inside: str, own: str) -> list[str]:
             continue
         age = (now - written).total_seconds()
         owner = _owner(folder, path)
+        # Only on this machine its process can be looked up.
         has_ended = owner.get("machine") == _machine() and not is_process(owner.get("pid"))
         if age > DEAD_SECONDS or has_ended:
             dead.append(other)

@@ -124,7 +124,7 @@ class ImageTable:
         """
         rows = self._rows
         labels = [self._positions(value) for value in rows.labels]
-        kept = [row for row, found in enumerate(labels) if found]
+        labelled = [row for row, found in enumerate(labels) if found]
         ids = [f"{file or GROUP}#{number}" for file, number in zip(rows.files, rows.numbers, strict=True)]
         rejected = [
             {"id": ids[row], "file": path_of(self.root, rows.files[row]), "reason": "no label", "detail": repr(label)}
@@ -132,11 +132,11 @@ class ImageTable:
             if not labels[row]
         ]
         samples = {
-            "id": [ids[row] for row in kept],
-            "split": self._splits(kept, [labels[row][0] for row in kept]),
-            "labels": [labels[row] for row in kept],
-            "paths": [[rows.files[row], str(rows.numbers[row])] for row in kept],
-            "size": [rows.sizes[row] for row in kept],
+            "id": [ids[row] for row in labelled],
+            "split": self._splits(labelled, [labels[row][0] for row in labelled]),
+            "labels": [labels[row] for row in labelled],
+            "paths": [[rows.files[row], str(rows.numbers[row])] for row in labelled],
+            "size": [rows.sizes[row] for row in labelled],
         }
         return ArchiveIndex(index_table(samples), pa.Table.from_pylist(rejected, REJECTED_SCHEMA))
 
@@ -263,10 +263,10 @@ class ImageTable:
         found = [self._position.get(value, -1) for value in _as_list(labels)]
         return [] if -1 in found else sorted(set(found))
 
-    def _splits(self, kept: list[int], first_labels: list[int]) -> list[str]:
-        """Return the split of each kept row."""
-        keys = [f"{self._rows.files[row]}#{self._rows.numbers[row]}" for row in kept]
-        named = [self._rows.splits[row] for row in kept]
+    def _splits(self, labelled: list[int], first_labels: list[int]) -> list[str]:
+        """Return the split of each labelled row."""
+        keys = [f"{self._rows.files[row]}#{self._rows.numbers[row]}" for row in labelled]
+        named = [self._rows.splits[row] for row in labelled]
         # With several labels, stratifying by one of them is no worse than by none.
         classes = np.array(first_labels, np.int16)
         if all(split is None for split in named):
@@ -274,7 +274,7 @@ class ImageTable:
             drawn = stratified_split(keys, classes, self.split_fractions, self.seed)
             return [SPLITS[split] for split in drawn]
         if None in named:
-            file = self._rows.files[kept[named.index(None)]]
+            file = self._rows.files[labelled[named.index(None)]]
             raise ValueError(
                 f"{self.root}: the name of {file} says no split, those of other files do; set archive.split"
             )

@@ -160,7 +160,7 @@ def compare(before: pa.Table, now: pa.Table) -> IndexChanges:
     return IndexChanges(added, removed, changed, moved)
 
 
-def keep_known(before: pa.Table, index: ArchiveIndex) -> ArchiveIndex:
+def with_known_samples(before: pa.Table, index: ArchiveIndex) -> ArchiveIndex:
     """Take the known values of samples from the earlier index where their files cannot be read now.
 
     If the labels of a patch are in its folder, they are unknown when the folder is missing. But its row may be in a

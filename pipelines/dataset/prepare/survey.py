@@ -14,7 +14,7 @@ from pipelines.archives.archive import (
 )
 from pipelines.dataset.format.files import is_progress
 from pipelines.dataset.format.manifest import FILE_NAME, Manifest, read_manifest
-from pipelines.dataset.prepare.identity import Identity, compare, describe, index_digest, keep_known, read_index
+from pipelines.dataset.prepare.identity import Identity, compare, describe, index_digest, read_index, with_known_samples
 from pipelines.dataset.prepare.notes import WrittenShard, read_all_notes, read_earlier_notes, read_notes
 from pipelines.dataset.prepare.shard import ShardPlan, is_readable
 from pipelines.dataset.prepare.staging import read_mark, staging_of
@@ -163,7 +163,7 @@ def reconcile(
         if not existing.notes and not is_finished:
             return index, {}
         raise ValueError(f"the archive changed since {existing.folder} was written: {existing.advice}")
-    index = keep_known(before, index)
+    index = with_known_samples(before, index)
     earlier = plan(ArchiveIndex(before, REJECTED_SCHEMA.empty_table()))
     notes_are_lost = is_finished and not existing.notes  # so any sample may be in a shard
     settled = set(before["id"].to_pylist()) if notes_are_lost else _settled(existing, earlier)

@@ -309,8 +309,8 @@ class _Job:
         _place(inventory.usable.shards, staging, unfinished.notes if unfinished is not None else {})
         if finished is not None and not self.dataset.is_local:
             staging.remove(FILE_NAME)
-        kept = read_index(staging) if unfinished is not None else None
-        if kept is None or index_digest(kept) != inventory.identity.index:  # the mark alone may be of this run
+        before = read_index(staging) if unfinished is not None else None
+        if before is None or index_digest(before) != inventory.identity.index:  # the mark alone may be of this run
             write_index(inventory.index.samples, staging)
         return staging
 
@@ -337,7 +337,7 @@ class _Job:
             self.spark, self.archive, staging, inventory.to_write(), found, self.say, self.progress
         )
         still_held()  # the files that follow have the same names in every job
-        inventory = self.keep(inventory, staging, lost)
+        inventory = self.retain(inventory, staging, lost)
         written |= inventory.written
         check_on_storage(staging, written)
         rejected = inventory.rejected(written)
@@ -355,16 +355,16 @@ class _Job:
         inventory.check_repaired(self.dataset)
         return manifest
 
-    def keep(self, inventory: ShardInventory, staging: Location, lost: Mapping[str, Rejected]) -> ShardInventory:
+    def retain(self, inventory: ShardInventory, staging: Location, lost: Mapping[str, Rejected]) -> ShardInventory:
         """Restore shards that could only be rewritten with fewer samples."""
-        kept = inventory.leaving(lost)
-        _place({file: kept.usable.shards[file] for file in lost}, staging, {})
+        retained = inventory.leaving(lost)
+        _place({file: retained.usable.shards[file] for file in lost}, staging, {})
         mark = read_mark(staging)
         assert mark is not None, staging
-        if kept.identity != inventory.identity:
-            write_index(kept.index.samples, staging)
-            write_mark(staging, replace(mark, identity=kept.identity))
-        return kept
+        if retained.identity != inventory.identity:
+            write_index(retained.index.samples, staging)
+            write_mark(staging, replace(mark, identity=retained.identity))
+        return retained
 
     def check_rejected(self, rejected: list[dict[str, str]], total: int, report: str | None) -> None:
         """Make sure that at most the allowed part of the records is bad."""

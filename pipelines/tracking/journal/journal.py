@@ -78,12 +78,12 @@ class Journal:
         self._pending: deque[Entry] = deque()
         self._places: dict[int, tuple[int, int]] = {}  # offset and bytes of each entry's line
         self._next_number = 0
-        self._held_step = 0
+        self._checkpoint_step = 0
         self._unsynced: list[Path] = []  # files of entries since the last `sync`
         (self.folder / _FILES).mkdir(parents=True, exist_ok=True)
         lines = self._read_lines()
         if restart_step is not None:
-            self._held_step = restart_step
+            self._checkpoint_step = restart_step
             lines = [line for line in lines if json.loads(line)["after_step"] <= restart_step]
         self._file = self._begin(lines)
 
@@ -130,12 +130,12 @@ class Journal:
             if self._copy is not None:
                 copy_folder(self.folder, self._copy)
 
-    def hold(self, step: int) -> None:
+    def checkpointed(self, step: int) -> None:
         """Record that a checkpoint contains `step` optimizer steps: entries about them may be delivered."""
         with self._lock:
-            self._held_step = max(self._held_step, step)
+            self._checkpoint_step = max(self._checkpoint_step, step)
             self._shorten()
-            self._write({"held": self._held_step})
+            self._write({"held": self._checkpoint_step})
             if self._copy is not None:
                 copy_folder(self.folder, self._copy)
 
@@ -143,7 +143,7 @@ class Journal:
         """Return the oldest entry that may be delivered; None if there is none."""
         with self._lock:
             first = self._pending[0] if self._pending else None
-            return first if first is not None and first.after_step <= self._held_step else None
+            return first if first is not None and first.after_step <= self._checkpoint_step else None
 
     def __len__(self) -> int:
         """Return the number of entries that were not delivered."""
@@ -188,7 +188,7 @@ class Journal:
         """Return whether a later entry that may be delivered writes the same artifact."""
         with self._lock:
             return entry.kind in ("file", "folder") and any(
-                later.path == entry.path and later.kind == entry.kind and later.after_step <= self._held_step
+                later.path == entry.path and later.kind == entry.kind and later.after_step <= self._checkpoint_step
                 for later in self._pending
                 if later.number > entry.number
             )
@@ -256,7 +256,7 @@ class Journal:
         return offset, len(data)
 
     def _read_lines(self) -> list[bytes]:
-        """Return the lines of the entries that were not delivered, and restore `_held_step`."""
+        """Return the lines of the entries that were not delivered, and restore `_checkpoint_step`."""
         path = self.folder / _LINES
         lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []  # a line without an end is incomplete
         entries: dict[int, bytes] = {}
@@ -267,7 +267,7 @@ class Journal:
             elif "delivered" in values:
                 entries.pop(values["delivered"], None)
             elif "held" in values:
-                self._held_step = values["held"]
+                self._checkpoint_step = values["held"]
         return list(entries.values())
 
     def _begin(self, lines: list[bytes]) -> FileIO:
@@ -276,9 +276,9 @@ class Journal:
             values = json.loads(line)
             self._pending.append(Entry(values["entry"], values["kind"], values["after_step"], values["path"]))
         self._next_number = self._pending[-1].number + 1 if self._pending else 0
-        kept = {str(entry.number) for entry in self._pending if entry.kind == "file"}
+        waiting = {str(entry.number) for entry in self._pending if entry.kind == "file"}
         for folder in (self.folder / _FILES).iterdir():
-            if folder.name not in kept:
+            if folder.name not in waiting:
                 shutil.rmtree(folder)
         return self._rewrite({entry.number: line for entry, line in zip(self._pending, lines, strict=True)})
 
@@ -287,7 +287,7 @@ class Journal:
         temporary = self.folder / f".{_LINES}"
         places = {}
         with temporary.open("wb") as file:
-            file.write(json.dumps({"held": self._held_step}).encode() + b"\n")
+            file.write(json.dumps({"held": self._checkpoint_step}).encode() + b"\n")
             for number, line in lines.items():
                 places[number] = file.tell(), len(line) + 1
                 file.write(line + b"\n")

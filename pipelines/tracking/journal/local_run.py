@@ -28,7 +28,7 @@ LocalStatus = Literal["RUNNING", "TRAINED", "FINISHED", "FAILED", "KILLED"]
 """The status in MLflow, and one more: a TRAINED run lacks only records or its model in the store."""
 
 
-class RunHeldError(ValueError):
+class RunLockedError(ValueError):
     """The error when another process trains or writes a run."""
 
 
@@ -118,11 +118,11 @@ def update_local_run(folder: Path, **changes: Any) -> None:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Lock a run's folder during this block, so that no other driver trains or writes the run.
 
     Raises:
-        RunHeldError: Another process has locked it.
+        RunLockedError: Another process has locked it.
     """
     if takes_whole_files_only(folder):
         _warn_of_no_locks(folder)
@@ -133,7 +133,7 @@ def held(folder: Path) -> Iterator[None]:
         yield  # the lock file stays: after a removal, two processes could lock two files of the same name
 
 
-def is_held(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Return whether a process has locked the folder of a run."""
     try:
         with (folder / LOCK_NAME).open() as lock:
@@ -155,7 +155,7 @@ def _take(lock: IO[str], folder: Path) -> None:
     except OSError as error:
         if error.errno == errno.EWOULDBLOCK:
             lock.seek(0)
-            raise RunHeldError(
+            raise RunLockedError(
                 f"run {folder.name} is being trained or written by {lock.read() or 'another process'}: wait for it, or "
                 "stop it"
             ) from None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipelines.storage.locations import redacted
 from pipelines.tracking.journal.journal import journals
-from pipelines.tracking.journal.local_run import FILE_NAME, LocalRun, held, is_held, read_local_run
+from pipelines.tracking.journal.local_run import FILE_NAME, LocalRun, is_locked, locked, read_local_run
 from pipelines.tracking.journal.writer import RunWriter, now
 from pipelines.tracking.store import runs
 from pipelines.tracking.store.runs import Status
@@ -40,24 +40,26 @@ def unsynced(output: Path) -> list[Path]:
 
     Runs in training are left out if files can be locked.
     """
-    return [folder for folder in sorted(_folders(output)) if lacks_something(folder) and not is_held(folder)]
+    return [folder for folder in sorted(_folders(output)) if lacks_something(folder) and not is_locked(folder)]
 
 
-def sync(folder: Path, log_model: LogModel, *, hold: Callable[[Path], AbstractContextManager[object]] = held) -> Synced:
+def sync(
+    folder: Path, log_model: LogModel, *, lock: Callable[[Path], AbstractContextManager[object]] = locked
+) -> Synced:
     """Write everything of one run that is not in the store yet.
 
     Args:
         folder: The run's folder. It gets the store's identifier as its name; the old name stays as a link.
         log_model: Logs the model of a finished training.
-        hold: Prevents other processes from training or writing the run during this call.
+        lock: Prevents other processes from training or writing the run during this call.
 
     Raises:
-        RunHeldError: The run is being trained.
+        RunLockedError: The run is being trained.
         ValueError: The folder has no run, the run is no longer in the store, or the folder is a copy of another folder
             beside it.
         TrackingError: The store does not answer, or refuses the data.
     """
-    with hold(folder):
+    with lock(folder):
         local = read_local_run(folder)
         if local is None:
             raise ValueError(f"{folder} has no {FILE_NAME}, as every run's folder has: train again")

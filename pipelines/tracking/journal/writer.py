@@ -163,9 +163,9 @@ class RunWriter:
         """Wait until all entries are on the disk; see `Journal.sync`."""
         self._journal.sync()
 
-    def hold(self, step: int) -> None:
+    def checkpointed(self, step: int) -> None:
         """Record that a checkpoint contains `step` optimizer steps."""
-        self._journal.hold(step)
+        self._journal.checkpointed(step)
         self._delivery.wake()
 
     def drain(self, patience: float = PATIENCE_SECONDS, *, answers: bool = False) -> str:

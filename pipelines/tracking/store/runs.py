@@ -157,6 +157,7 @@ def _describe(
         client.log_batch(run_id, params=values[start : start + _PARAMS_PER_BATCH])
     if dataset is not None:
         source = dataset.source
+        # MLflow's name for the location: the scheme of a URL, or `local`.
         source_type = source.partition("://")[0].split('"')[-1] if "://" in source else "local"
         entity = Dataset(dataset.name, dataset.digest, source_type, source, dataset.schema, dataset.profile)
         client.log_inputs(run_id, [DatasetInput(entity, [InputTag("mlflow.data.context", context)])])

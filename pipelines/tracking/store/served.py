@@ -37,7 +37,7 @@ class ServedModel:
     """Readable name: `<name>/<version>` in a registry, else the identifier."""
     metadata: ModelMetadata
     thresholds: tuple[float, ...] | None
-    """Least probability of each predicted class, from `keep_thresholds` or else the logged model; None: it has none."""
+    """Least probability of each predicted class, from `store_thresholds` or else the logged model; None: none."""
     inputs: dict[str, tuple[tuple[int, ...], str]]
     """Inputs by name: shape without the batch, and dtype."""
 
@@ -65,15 +65,15 @@ def find_model(uri: str) -> ServedModel:
     metadata = ModelMetadata.from_json({**(info.metadata or {}), "run_id": info.run_id})
     if not metadata.class_names or info.signature is None:
         raise ValueError(f"{uri} was not logged by groundswell: its metadata has no class_names")
-    kept = (tags or {}).get(_tag(model_id))
-    thresholds = metadata.thresholds if kept is None else tuple(json.loads(kept))
+    stored = (tags or {}).get(_tag(model_id))
+    thresholds = metadata.thresholds if stored is None else tuple(json.loads(stored))
     inputs = {
         spec.name: (tuple(int(size) for size in spec.shape[1:]), str(spec.type)) for spec in info.signature.inputs
     }
     return ServedModel(fixed, model_id, version or model_id, metadata, thresholds, inputs)
 
 
-def keep_thresholds(model: ServedModel, thresholds: Sequence[float]) -> None:
+def store_thresholds(model: ServedModel, thresholds: Sequence[float]) -> None:
     """Write thresholds for a model's classes to its store, if the store has the model.
 
     They are a tag of the logged model. MLflow 2 has no such tags, so there the run that created the model has the tag.

@@ -38,7 +38,7 @@ def sync_behind(location: Location, log_model: LogModelOf) -> Synced:
         log_model: Logs the model of a finished training.
 
     Raises:
-        RunHeldError, ValueError, TrackingError: See `pipelines.tracking.journal.sync.sync`.
+        RunLockedError, ValueError, TrackingError: See `pipelines.tracking.journal.sync.sync`.
         StorageError: The storage cannot be used.
     """
     with locked_run(location):

@@ -135,7 +135,7 @@ class DriverRecorder:
             return
         writer = RunWriter(self.run, left)
         if has_diverged:
-            writer.hold(sys.maxsize)
+            writer.checkpointed(sys.maxsize)
         writer.drain()
         writer.close()
 

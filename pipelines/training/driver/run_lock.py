@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from pipelines.storage.folder import Location, StorageError
 from pipelines.storage.lease import check_held, lease
 from pipelines.storage.whole_files import takes_whole_files_only
-from pipelines.tracking.journal.local_run import RunHeldError, held
+from pipelines.tracking.journal.local_run import RunLockedError, locked
 from pipelines.training.driver.output import CHECKPOINTS
 
 
@@ -21,11 +21,11 @@ def locked_run(location: Location) -> Iterator[Callable[[], None]]:
         location: Folder or URL of the run.
 
     Raises:
-        RunHeldError: Another driver trains the run.
+        RunLockedError: Another driver trains the run.
         StorageError: The storage behind a URL cannot be used.
     """
     if location.is_local and not takes_whole_files_only(location.path):
-        with held(location.path):
+        with locked(location.path):
             yield lambda: None
         return
     location.make(CHECKPOINTS)
@@ -36,5 +36,5 @@ def locked_run(location: Location) -> Iterator[Callable[[], None]]:
         except StorageError:
             raise
         except RuntimeError as error:
-            raise RunHeldError(str(error)) from None
+            raise RunLockedError(str(error)) from None
         yield lambda: check_held(location, CHECKPOINTS)

@@ -146,7 +146,7 @@ class RunRecorder:
         self._writer.curves(curves_of([samples]))
         self.write_steps(0)
         self._writer.finish_pictures()
-        self._writer.hold(sys.maxsize)
+        self._writer.checkpointed(sys.maxsize)
         self._journal.publish()
 
     def write_unsaved_steps(self) -> None:
@@ -260,7 +260,7 @@ class RunRecorder:
 
     def release(self, step: int) -> None:
         """Let the entries of the first `step` optimizer steps be sent to MLflow, because a checkpoint contains them."""
-        self._writer.hold(step)
+        self._writer.checkpointed(step)
         self._journal.publish()
         if self._rows is not None:
             self._rows.trim(step)

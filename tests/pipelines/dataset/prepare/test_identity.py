@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, ArchiveIndex, index_table
-from pipelines.dataset.prepare.identity import compare, index_digest, keep_known, read_index, write_index
+from pipelines.dataset.prepare.identity import compare, index_digest, read_index, with_known_samples, write_index
 from pipelines.storage.folder import Location
 
 
@@ -66,7 +66,7 @@ def test_what_is_known_of_files_that_are_gone_is_kept() -> None:
     gone = [{"id": name, "file": name, "reason": "missing folder", "detail": ""} for name in ("a", "d")]
     now = samples(d=("train", []), a=("test", []), c=("test", [3]))
     index = ArchiveIndex(now, REJECTED_SCHEMA.empty_table(), pa.Table.from_pylist(gone, REJECTED_SCHEMA))
-    kept = keep_known(BEFORE, index).samples
+    kept = with_known_samples(BEFORE, index).samples
     assert (kept["labels"].to_pylist(), kept["split"].to_pylist()) == ([[], [1], [3]], ["train", "test", "test"])
     assert kept.schema.equals(now.schema)
 

@@ -43,14 +43,14 @@ def test_entries_wait_for_the_checkpoint_that_holds_their_steps(journal: Journal
     add(journal, 2, 3, after_step=8)
     add(journal, 4, after_step=16)
     assert taken(journal) == [1]
-    journal.hold(8)
+    journal.checkpointed(8)
     assert taken(journal) == [2, 3]
     assert taken(journal) == []
 
 
 def test_what_was_not_delivered_is_there_after_the_process_died(journal: Journal, tmp_path: Path) -> None:
     add(journal, 1, 2, 3, after_step=8)
-    journal.hold(8)
+    journal.checkpointed(8)
     journal.delivered(following(journal))
     # Not closed: the process was killed while it wrote a line.
     with (tmp_path / "j" / "entries.jsonl").open("ab") as file:
@@ -100,7 +100,7 @@ def test_training_that_falls_back_drops_the_steps_that_it_repeats(tmp_path: Path
     again = Journal(tmp_path / "j", restart_step=8)
     assert taken(again) == [1]
     add(again, 3, after_step=16)
-    again.hold(16)
+    again.checkpointed(16)
     assert taken(again) == [3]
 
 
@@ -112,10 +112,10 @@ def test_a_long_journal_is_written_anew_without_what_was_delivered(
     for step in range(1, 41):
         add(journal, *range(10 * step, 10 * step + 10), after_step=step)
         journal.append_file(b"a picture", f"{step}.png", after_step=step + 1)
-        journal.hold(step)
+        journal.checkpointed(step)
         on_its_way = following(journal)
         content = journal.content(on_its_way)
-        journal.hold(step)
+        journal.checkpointed(step)
         assert journal.content(on_its_way) == content
         while (entry := journal.next()) is not None:
             assert "file" in (content := journal.content(entry)) or content["tags"]["n"] // 10 == step
@@ -125,7 +125,7 @@ def test_a_long_journal_is_written_anew_without_what_was_delivered(
     assert sum(sizes) > 40 * 1000
     assert len(journal) == 1
     again = Journal(tmp_path / "j")
-    again.hold(41)
+    again.checkpointed(41)
     entry = following(again)
     assert again.file_of(again.content(entry)).read_bytes() == b"a picture"
 

@@ -11,8 +11,8 @@ from pipelines.tracking.journal.local_run import (
     DatasetFacts,
     Description,
     LocalRun,
-    held,
-    is_held,
+    is_locked,
+    locked,
     read_local_run,
     update_local_run,
 )
@@ -23,8 +23,8 @@ RUN = LocalRun("offline-1", Description("tests", "name", {"a.b": "1"}, {"tag": "
 HOLDER = """
 import sys, time
 from pathlib import Path
-from pipelines.tracking.journal.local_run import held
-with held(Path(sys.argv[1])):
+from pipelines.tracking.journal.local_run import locked
+with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -53,16 +53,16 @@ def test_two_drivers_do_not_train_one_run(tmp_path: Path, project: Path) -> None
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as other:
         try:
             assert other.stdout.readline() == "held\n"
-            assert is_held(folder)
+            assert is_locked(folder)
             with (
                 pytest.raises(ValueError, match=rf"run run is being trained or written by process {other.pid} on "),
-                held(folder),
+                locked(folder),
             ):
                 pass
         finally:
             other.kill()  # as the kernel does: nothing is tidied up
             other.wait()
-    assert not is_held(folder)
-    with held(folder):
-        assert is_held(folder)
-    assert not is_held(folder)
+    assert not is_locked(folder)
+    with locked(folder):
+        assert is_locked(folder)
+    assert not is_locked(folder)

@@ -11,7 +11,7 @@ import pytest
 from mlflow import MlflowClient
 
 from pipelines.tracking.journal.journal import driver_journal, rank_journal
-from pipelines.tracking.journal.local_run import DatasetFacts, Description, LocalRun, held, read_local_run
+from pipelines.tracking.journal.local_run import DatasetFacts, Description, LocalRun, locked, read_local_run
 from pipelines.tracking.journal.sync import adopt, sync, unsynced
 from pipelines.tracking.journal.writer import RunWriter
 from pipelines.tracking.store.runs import start_run
@@ -38,7 +38,7 @@ def trained_offline(output: Path, status: str = "TRAINED") -> Path:
     rank.start()
     for step in (1, 2, 3):
         rank.metrics({"train/loss": 1 / step}, step=step, after_step=step)
-    rank.hold(2)
+    rank.checkpointed(2)
     assert rank.drain() == "tracking.offline=true"
     rank.close()
     return folder
@@ -154,7 +154,7 @@ def test_a_run_whose_driver_died_does_not_stay_running(client: MlflowClient, tmp
     run = start_run("offline", None, {}, {})
     folder = tmp_path / run.run_id
     LocalRun(run.run_id, MADE, STARTED, is_stored=True).write(folder)
-    with held(folder):
+    with locked(folder):
         assert unsynced(tmp_path) == [], "its driver lives"
         with pytest.raises(ValueError, match="is being trained or written by process"):
             sync(folder, log_model)

@@ -181,14 +181,14 @@ def test_thresholds_are_those_that_were_kept_last_or_logged(
     assert (served.find_model(uri).thresholds, served.find_model(other).thresholds) == ((0.1, 0.2, 0.3), None)
     folder = mlflow.artifacts.download_artifacts(uri, dst_path=str(tmp_path / "model"), tracking_uri=mlflow_store)
     for _ in range(2):
-        served.keep_thresholds(served.find_model(uri), [0.4, 0.5, 0.6])
+        served.store_thresholds(served.find_model(uri), [0.4, 0.5, 0.6])
         assert (served.find_model(uri).thresholds, served.find_model(other).thresholds) == ((0.4, 0.5, 0.6), None)
     exported = served.find_model(folder)
     assert exported.thresholds == (0.4, 0.5, 0.6), "the store knows it"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'elsewhere.db'}")
     exported = served.find_model(folder)
     assert exported.thresholds == (0.1, 0.2, 0.3)
-    served.keep_thresholds(exported, [0.4, 0.5, 0.6])
+    served.store_thresholds(exported, [0.4, 0.5, 0.6])
     assert served.find_model(folder).thresholds == (0.1, 0.2, 0.3), "that store does not"
 
 
@@ -198,7 +198,7 @@ def test_thresholds_that_a_tag_cannot_hold_do_not_hide_the_model(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(served, "HAS_TAGS_OF_MODELS", False)
     uri = log_model(run, model, ModelMetadata(("x",), thresholds=(0.1,)), None, step=8)
-    served.keep_thresholds(served.find_model(uri), [1 / 3] * 500)
+    served.store_thresholds(served.find_model(uri), [1 / 3] * 500)
     assert served.find_model(uri).thresholds == (0.1,)
     assert "too long for a tag of MLflow 2" in caplog.text
 

@@ -200,7 +200,7 @@ def test_a_run_ends_as_its_training_does_and_a_resumed_one_finishes(
         # Rank 0 leaves a journal; the steps after its checkpoint are to be repeated.
         rank = RunWriter(driver.run, rank_journal(driver.folder))
         rank.metrics({"train/loss": 0.5}, step=8, after_step=8)
-        rank.hold(8)
+        rank.checkpointed(8)
         rank.metrics({"train/loss": 0.4}, step=16, after_step=16)
         driver.finish(None)
         raise error
