@@ -144,7 +144,7 @@ def common_size(root: str, images: int, size_of: Callable[[int], tuple[int, int]
 
     Args:
         root: The archive, for messages.
-        images: Number of images; some of them, spread over all, are read.
+        images: Number of images. Some of them, spread over all, are read.
         size_of: Reads the height and width of the image with this number.
 
     Raises:
