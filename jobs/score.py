@@ -17,7 +17,8 @@ from jobs.shell.session import spark_session
 from pipelines.machine.packages import CONVERSION, DELTA, require
 from pipelines.scoring.job import Scored, ScoreSettings, check_score, earlier_thresholds, scored_before
 from pipelines.scoring.job import score as score_source
-from pipelines.scoring.output.ground import check_map, check_map_file, patch_metres, read_ground, write_map
+from pipelines.scoring.output.ground import check_map, check_map_file, read_ground, write_map
+from pipelines.scoring.output.ground_geometry import patch_metres
 from pipelines.scoring.output.output import DELTA_LOG_FILE
 from pipelines.scoring.predict.convert import Reference, open_reference
 from pipelines.scoring.predict.model import ModelDescription, describe

@@ -26,7 +26,8 @@ from pipelines.storage.locations import redacted
 from pipelines.tracking.models.registry import standing
 from pipelines.tracking.store import store
 from pipelines.tracking.store.experiments import chosen_experiment
-from pipelines.tracking.store.runs import check_store, link_to, page_of
+from pipelines.tracking.store.queries import link_to, page_of
+from pipelines.tracking.store.runs import check_store
 from pipelines.training import entry
 from pipelines.training.checkpoint.files import list_checkpoints
 from pipelines.training.driver.checks import check_dataset, check_output, check_resume

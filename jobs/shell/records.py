@@ -11,7 +11,8 @@ from pipelines.dataset.format.manifest import Manifest
 from pipelines.tracking.journal.writer import RunWriter
 from pipelines.tracking.store import revision
 from pipelines.tracking.store.experiments import chosen_experiment
-from pipelines.tracking.store.runs import has_run, start_child_run, start_run
+from pipelines.tracking.store.queries import has_run
+from pipelines.tracking.store.runs import start_child_run, start_run
 from pipelines.tracking.store.served import ServedModel
 from pipelines.tracking.store.store import TrackedRun, TrackingError, tracking_uri
 from pipelines.training.setup.description import dataset_facts

@@ -1,11 +1,8 @@
 """Predictions as a map: as GeoJSON, as GeoTIFF, and as a picture with a legend."""
 
 import json
-import math
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +11,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import rasterio
-from matplotlib import colormaps
-from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
-from numpy.typing import NDArray
 from rasterio.errors import NotGeoreferencedWarning, RasterioError
-from rasterio.warp import transform
 
 from pipelines.dataset.format.files import relation
-from pipelines.dataset.report.tables import shorten
 from pipelines.sample import ImageGroup
+from pipelines.scoring.output.ground_geometry import GroundPredictions, cell_of, patch_metres, raster_of, rings_of
+from pipelines.scoring.output.ground_picture import class_colours, draw
 from pipelines.scoring.output.output import FILE_NAME
 from pipelines.storage.folder import Location
 
 SUFFIXES = (".geojson", ".tif")
-_METRES = {
-    **dict.fromkeys(("B02", "B03", "B04", "B08"), 10),
-    **dict.fromkeys(("B05", "B06", "B07", "B8A", "B11", "B12"), 20),
-    **dict.fromkeys(("B01", "B09", "B10"), 60),
-}
-"""Ground sampling distance of Sentinel-2's bands."""
 _NOTHING = 255
-_LARGEST_SIDE = 20_000  # cells of a GeoTIFF
-_PARTS = (12, 6, 4, 3, 2, 1)  # cells of a GeoTIFF along a patch
-_INCHES, _DOTS_PER_INCH, _LONGEST_NAME = 10.0, 150, 44
-_CELLS_OF_A_PICTURE, _SMALLEST_IN_A_PICTURE = 1500, 9
-"""Cells along the longer side of a picture, and least cells along a patch, which else could fall between dots."""
+_DOTS_PER_INCH = 150
 _FEATURES_AT_ONCE = 10_000
 _COLUMNS = ("id", "tile", "epsg", "x0", "y0", "probabilities", "labels", "model_version")
 _SHOWN_TILES = 5
@@ -48,37 +30,6 @@ _MARK = "Groundswell"
 """Maker in every file of a map. Only files with this mark are replaced."""
 _START = f'{{"type": "FeatureCollection", "made_by": "{_MARK}", "features": ['
 _SYSTEMS_OF_SENTINEL_2 = (*range(32601, 32661), *range(32701, 32761))  # EPSG codes of UTM's zones
-
-
-@dataclass(frozen=True)
-class GroundPredictions:
-    """The likeliest class of every patch with a known location."""
-
-    class_names: tuple[str, ...]
-    table: pa.Table
-    """Some columns of `write.PREDICTION_SCHEMA`."""
-    likeliest: NDArray[np.int64]
-    """Class indices, `(rows,)`."""
-    metres: float
-    """Side of a patch in metres."""
-    unplaced: int
-    """Number of predictions whose images have no location."""
-
-    @property
-    def corners(self) -> NDArray[np.float64]:
-        """Left and upper edge of each patch, `(rows, 2)`, in the units of its coordinate system."""
-        return np.stack([self.table["x0"].to_numpy(), self.table["y0"].to_numpy()], axis=1)
-
-    @property
-    def systems(self) -> NDArray[np.int32]:
-        """EPSG code of each patch, `(rows,)`."""
-        codes: NDArray[np.int32] = self.table["epsg"].to_numpy()
-        return codes
-
-    def of(self, code: int) -> "GroundPredictions":
-        """Return the patches of one coordinate system."""
-        chosen = self.systems == code
-        return replace(self, table=self.table.filter(pa.array(chosen)), likeliest=self.likeliest[chosen])
 
 
 def check_map_file(path: str) -> Path:
@@ -151,21 +102,6 @@ def _picture_of(file: Path) -> Path:
     return file.with_suffix(".png")
 
 
-def patch_metres(groups: Sequence[ImageGroup]) -> float:
-    """Return the side of a patch on the ground, from its size in pixels and the resolution of Sentinel-2's bands.
-
-    Raises:
-        ValueError: No group has only Sentinel-2 bands of one resolution and square images.
-    """
-    for group in groups:
-        distances = {_METRES.get(band) for band in group.bands}
-        (distance,) = distances if len(distances) == 1 else (None,)
-        if distance is not None and group.shape[0] == group.shape[1]:
-            return float(distance * group.shape[0])
-    names = ", ".join(band for group in groups for band in group.bands)
-    raise ValueError(f"--map needs bands of Sentinel-2, whose pixels have a known size; there are {names}")
-
-
 def read_ground(output: Location, groups: Sequence[ImageGroup], tile: str | None = None) -> GroundPredictions:
     """Read finished predictions that have a location.
 
@@ -220,7 +156,7 @@ def write_map(found: GroundPredictions, file: Path) -> list[Path]:
         if len(found.class_names) > _NOTHING:
             raise ValueError(f"--map {file}: {len(found.class_names)} classes do not fit a colour table: give .geojson")
         parts = [found.of(code) for code in codes]
-        cells = [_cell_of(part, file) for part in parts]
+        cells = [cell_of(part, file) for part in parts]
         for part, cell, own in zip(parts, cells, files, strict=True):
             _write_geotiff(part, cell, own)
     else:
@@ -249,7 +185,7 @@ def features(found: GroundPredictions) -> Iterator[dict[str, Any]]:
     known = found.table.select(["id", "labels", "probabilities", "model_version"])
     for start in range(0, len(found.table), _FEATURES_AT_ONCE):
         block = slice(start, start + _FEATURES_AT_ONCE)
-        rings = _rings(found.corners[block], found.systems[block], found.metres)
+        rings = rings_of(found.corners[block], found.systems[block], found.metres)
         rows = known.slice(start, _FEATURES_AT_ONCE).to_pylist()
         for ring, row, index in zip(rings.tolist(), rows, found.likeliest[block].tolist(), strict=True):
             yield {
@@ -266,47 +202,13 @@ def features(found: GroundPredictions) -> Iterator[dict[str, Any]]:
             }
 
 
-def _rings(corners: NDArray[np.float64], systems: NDArray[np.int32], metres: float) -> NDArray[np.float64]:
-    """Return the outlines of patches in longitude and latitude, anticlockwise, `(rows, 5, 2)`."""
-    offsets = np.array([[0, 0], [0, -1], [1, -1], [1, 0], [0, 0]]) * metres
-    rings = np.empty((len(corners), *offsets.shape))
-    for code in np.unique(systems).tolist():
-        rows = np.flatnonzero(systems == code)
-        points = (corners[rows, np.newaxis] + offsets).reshape(-1, 2)
-        placed = transform(f"EPSG:{code}", "EPSG:4326", points[:, 0], points[:, 1])
-        rings[rows] = np.round(np.stack(placed, axis=1), 7).reshape(len(rows), *offsets.shape)
-    return rings
-
-
-def _cell_of(found: GroundPredictions, file: Path) -> float:
-    """Return the side of a GeoTIFF's cells in metres, so that every patch has its exact location.
-
-    A cell is a patch, or a part of it if the patches of several tiles do not lie on one grid of their size. The origins
-    of Sentinel-2 tiles are 99,960 or 100,020 m apart, which is not a multiple of BigEarthNet's 1,200 m. If a common
-    grid has too many cells, patches are drawn on the nearest cells of a coarser one.
-
-    Raises:
-        ValueError: The patches are too far apart.
-    """
-    corners, side = found.corners, int(found.metres)
-    offsets = np.rint(corners - corners.min(axis=0)).astype(np.int64)
-    common = int(np.gcd.reduce(offsets, axis=None, initial=side))
-    if not np.allclose(corners - corners.min(axis=0), offsets, atol=0.01):
-        common = 1
-    extent = int(offsets.max()) + side
-    for cell in (common, *(side / parts for parts in _PARTS)):
-        if cell * _PARTS[0] >= side and extent <= cell * _LARGEST_SIDE:
-            return cell
-    raise ValueError(f"--map {file}: {extent / side:,.0f} patches in a row are too many for one GeoTIFF: give .geojson")
-
-
 def _write_geotiff(found: GroundPredictions, cell: float, file: Path) -> None:
     """Write the index of the likeliest class, with a colour table; 255 where there is no patch.
 
     If patches overlap, as tiles do, the last one is shown.
     """
     corners = found.corners
-    pixels = _raster(found, cell, _NOTHING)
+    pixels = raster_of(found, cell, _NOTHING)
     rows, columns = pixels.shape
     profile = {
         "driver": "GTiff",
@@ -325,75 +227,3 @@ def _write_geotiff(found: GroundPredictions, cell: float, file: Path) -> None:
         raster.write_colormap(1, {index: (*bytes.fromhex(colour[1:]), 255) for index, colour in enumerate(colours)})
         raster.update_tags(TIFFTAG_SOFTWARE=_MARK)
         raster.update_tags(1, **{f"class_{index}": name for index, name in enumerate(found.class_names)})
-
-
-def _raster(found: GroundPredictions, cell: float, nothing: int, *, smallest: int = 1) -> NDArray[np.int64]:
-    """Return the likeliest class in each cell of `cell` metres, north up; `nothing` where there is no patch.
-
-    A patch is drawn with at least `smallest` cells along each side.
-    """
-    corners = found.corners
-    first = np.stack([corners[:, 0] - corners[:, 0].min(), corners[:, 1].max() - corners[:, 1]], axis=1)
-    starts = np.rint(first / cell).astype(np.int64)
-    ends = np.maximum(np.rint((first + found.metres) / cell).astype(np.int64), starts + smallest)
-    columns, rows = ends.max(axis=0).tolist()
-    pixels = np.full((rows, columns), nothing, np.int64)
-    for (left, top), (right, bottom), index in zip(
-        starts.tolist(), ends.tolist(), found.likeliest.tolist(), strict=True
-    ):
-        pixels[top:bottom, left:right] = index
-    return pixels
-
-
-def draw(found: GroundPredictions) -> Figure:
-    """Draw one map per coordinate system, and a legend with the number of patches of each class."""
-    codes = [code for code, _ in Counter(found.systems.tolist()).most_common()]
-    columns = min(3, len(codes))
-    rows = math.ceil(len(codes) / columns)
-    figure = Figure(figsize=(_INCHES, 2.2 + 0.95 * _INCHES * rows / columns), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).flat
-    colours = class_colours(len(found.class_names))
-    scheme = ListedColormap(colours).with_extremes(under="none")
-    for axis, code in zip(axes, codes, strict=False):
-        own = found.of(code)
-        corners = own.corners
-        width, height = np.ptp(corners, axis=0).tolist()
-        margin = max(own.metres, 0.03 * max(width, height))
-        # One image for all patches: an artist for each would take minutes and gigabytes.
-        cell = max((max(width, height) + own.metres) / _CELLS_OF_A_PICTURE, 1.0)
-        pixels = _raster(own, cell, -1, smallest=_SMALLEST_IN_A_PICTURE)
-        left, top = corners[:, 0].min(), corners[:, 1].max()
-        extent = (left, left + pixels.shape[1] * cell, top - pixels.shape[0] * cell, top)
-        axis.imshow(pixels, cmap=scheme, vmin=-0.5, vmax=len(colours) - 0.5, extent=extent, interpolation="nearest")
-        axis.set_xlim(extent[0] - margin, extent[1] + margin)
-        axis.set_ylim(extent[2] - margin, extent[3] + margin)
-        axis.set_aspect("equal")
-        axis.set_title(f"EPSG {code}, {len(corners):,} {'patch' if len(corners) == 1 else 'patches'}", fontsize=9)
-        axis.ticklabel_format(style="plain", useOffset=False)
-        axis.tick_params(labelsize=7)
-        axis.tick_params(axis="x", labelrotation=30)
-        if width < height / 2:  # the two labels would overlap
-            axis.set_xticks([left])
-    for axis in list(axes)[len(codes) :]:
-        axis.set_visible(False)
-    counts = Counter(found.likeliest.tolist())
-    handles = [
-        Patch(color=colours[index], label=f"{shorten(found.class_names[index], _LONGEST_NAME)} ({count:,})")
-        for index, count in counts.most_common()
-    ]
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=3,
-        fontsize=8,
-        frameon=False,
-        title="likeliest class (patches)",
-    )
-    return figure
-
-
-def class_colours(classes: int) -> list[str]:
-    """Return a colour for each class as `#rrggbb`, the same for every map with this number of classes."""
-    scheme = colormaps["tab20"] if classes <= 20 else colormaps["turbo"]
-    places = range(classes) if classes <= 20 else np.linspace(0, 1, classes)
-    return ["#" + "".join(f"{round(255 * part):02x}" for part in scheme(place)[:3]) for place in places]

@@ -12,7 +12,7 @@ from mlflow.entities import Experiment, Run
 from pipelines.storage.locations import redacted
 from pipelines.tracking.journal.writer import Point
 from pipelines.tracking.store.experiments import name_in_store
-from pipelines.tracking.store.runs import newest_runs, search_runs
+from pipelines.tracking.store.queries import newest_runs, search_runs
 from pipelines.tracking.store.store import (
     readable_errors,
     short_waits,

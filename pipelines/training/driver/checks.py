@@ -20,7 +20,7 @@ from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup
 from pipelines.storage.folder import Location
 from pipelines.tracking.journal.local_run import read_local_run
 from pipelines.tracking.metrics import AVERAGED_GROUP, VALIDATION_GROUP, is_listed, validation_metrics
-from pipelines.tracking.store import runs
+from pipelines.tracking.store import queries
 from pipelines.training.checkpoint.files import check_writable, checkpoint_path, list_checkpoints
 from pipelines.training.checkpoint.selection import best_of, best_step, is_over, why_ended
 from pipelines.training.checkpoint.settings import check_same_order, check_same_training, recorded_settings
@@ -151,7 +151,7 @@ def check_output(training: TrainingConfig, dataset: str) -> None:
 def _is_finished(output: str, run_id: str, *, offline: bool) -> bool:
     """Return whether only more epochs are left to do for a run; without the store, `groundswell sync` finishes it."""
     if not offline:
-        return runs.is_finished(run_id)
+        return queries.is_finished(run_id)
     local = read_local_run(records_folder(output) / run_id)
     return local is not None and local.status in ("TRAINED", "FINISHED")
 

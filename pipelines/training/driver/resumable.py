@@ -7,7 +7,7 @@ from conf.schema import RunConfig
 from conf.sections.launch import TrackingConfig
 from pipelines.tracking.journal.local_run import LocalRun, read_local_run
 from pipelines.tracking.journal.sync import adopt
-from pipelines.tracking.store import runs
+from pipelines.tracking.store import queries
 from pipelines.tracking.store.experiments import chosen_experiment
 from pipelines.training.checkpoint.files import list_checkpoints
 from pipelines.training.driver.output import checkpoints_of, run_location
@@ -41,7 +41,7 @@ def with_stored_run(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"training": config.training.model_copy(update={"resume_run": run_id})})
 
 
-def newest_resumable(output: str, tracking: TrackingConfig) -> runs.UnfinishedRun:
+def newest_resumable(output: str, tracking: TrackingConfig) -> queries.UnfinishedRun:
     """Return the newest unfinished run of the experiment with checkpoints under `training.output`.
 
     Args:
@@ -53,7 +53,7 @@ def newest_resumable(output: str, tracking: TrackingConfig) -> runs.UnfinishedRu
         TrackingError: The store does not answer.
     """
     experiment = chosen_experiment(tracking.experiment, offline=tracking.offline)
-    unfinished = _unfinished_here(output, experiment) if tracking.offline else runs.unfinished_runs(experiment)
+    unfinished = _unfinished_here(output, experiment) if tracking.offline else queries.unfinished_runs(experiment)
     for run in unfinished:
         if list_checkpoints(checkpoints_of(output, run.run_id)):
             return run
@@ -63,7 +63,7 @@ def newest_resumable(output: str, tracking: TrackingConfig) -> runs.UnfinishedRu
     )
 
 
-def _unfinished_here(output: str, experiment: str) -> list[runs.UnfinishedRun]:
+def _unfinished_here(output: str, experiment: str) -> list[queries.UnfinishedRun]:
     """Return the unfinished runs of the experiment under `training.output`, the newest first."""
     folders = [each for each in Path(output).glob("*") if each.is_dir() and not each.is_symlink()]
     found = [local for folder in folders if (local := _local_run(folder))]
@@ -73,7 +73,7 @@ def _unfinished_here(output: str, experiment: str) -> list[runs.UnfinishedRun]:
         if each.description.experiment == experiment and each.status not in ("FINISHED", "TRAINED")
     ]
     chosen.sort(key=lambda each: each.started, reverse=True)
-    return [runs.UnfinishedRun(each.run_id, each.description.name or "", each.status) for each in chosen]
+    return [queries.UnfinishedRun(each.run_id, each.description.name or "", each.status) for each in chosen]
 
 
 def _local_run(folder: Path) -> LocalRun | None:

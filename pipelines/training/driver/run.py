@@ -29,7 +29,7 @@ from pipelines.tracking.journal.local_run import (
 )
 from pipelines.tracking.journal.sync import DRIVER_DIED
 from pipelines.tracking.journal.writer import RunWriter, now
-from pipelines.tracking.store import revision, runs
+from pipelines.tracking.store import queries, revision, runs
 from pipelines.tracking.store.environment import host_facts, packages
 from pipelines.tracking.store.recorded import DIVERGED_TAG
 from pipelines.tracking.store.runs import Status
@@ -292,7 +292,7 @@ def _was_left_running(run: TrackedRun, before: LocalRun | None) -> bool:
     """Return whether the driver of a run died, according to its folder before this attempt or to its tags."""
     if before is not None and before.status == "RUNNING":
         return True
-    return not run.is_offline and DRIVER_DIED.items() <= runs.tags(run).items()
+    return not run.is_offline and DRIVER_DIED.items() <= queries.tags(run).items()
 
 
 @contextmanager

@@ -43,7 +43,7 @@ class Evaluation:
         return per_class_bars(self.per_class, self.split)
 
     def _repr_html_(self) -> str:
-        from pipelines.tracking.store.runs import link_to
+        from pipelines.tracking.store.queries import link_to
 
         link = "" if self.run is None else f"<p>{escape(self.split)}: MLflow run {link_to(self.run)}</p>"
         metrics = "".join(

@@ -11,7 +11,8 @@ from mlflow import MlflowClient
 from jobs.train import TrainedRun
 from pipelines.scoring.job import Scored
 from pipelines.storage.folder import Location
-from pipelines.tracking.store.runs import page_of, start_run
+from pipelines.tracking.store.queries import page_of
+from pipelines.tracking.store.runs import start_run
 from pipelines.tracking.store.store import TrackedRun
 from pipelines.training.ranks.results import Evaluation, TrainingSummary
 

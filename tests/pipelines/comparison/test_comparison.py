@@ -26,7 +26,7 @@ from pipelines.comparison.run import (
     save_runs,
 )
 from pipelines.comparison.tables import csv_of, efficiency, runs_csv, speedup, table_rows, target_rows
-from pipelines.tracking.store import runs as store_runs
+from pipelines.tracking.store import queries
 from pipelines.tracking.store.recorded import RecordedRun, recorded_trainings
 
 Fabricate = Callable[..., str]
@@ -263,7 +263,7 @@ def test_the_metric_is_the_first_that_is_recorded(fabricate: Fabricate) -> None:
 
 def test_a_server_is_asked_for_few_runs_at_a_time(fabricate: Fabricate, monkeypatch: pytest.MonkeyPatch) -> None:
     made = {fabricate("pages", f"training.seed={seed}", status=None) for seed in range(5)}
-    monkeypatch.setattr(store_runs, "RUNS_OF_A_PAGE", 2)
+    monkeypatch.setattr(queries, "RUNS_OF_A_PAGE", 2)
     asked, search = [], MlflowClient.search_runs
 
     def counted(*arguments: Any, max_results: int, **more: Any) -> Any:
@@ -271,7 +271,7 @@ def test_a_server_is_asked_for_few_runs_at_a_time(fabricate: Fabricate, monkeypa
         return search(*arguments, max_results=max_results, **more)
 
     monkeypatch.setattr(MlflowClient, "search_runs", counted)
-    for runs in (read("pages"), store_runs.unfinished_runs("pages")):
+    for runs in (read("pages"), queries.unfinished_runs("pages")):
         assert {run.run_id for run in runs} == made
     assert asked == [2] * 6
 

@@ -17,16 +17,9 @@ from rasterio.warp import transform
 
 from pipelines.archives.synthetic.scenes import SCENES
 from pipelines.sample import ImageGroup
-from pipelines.scoring.output.ground import (
-    GroundPredictions,
-    check_map,
-    check_map_file,
-    class_colours,
-    draw,
-    patch_metres,
-    read_ground,
-    write_map,
-)
+from pipelines.scoring.output.ground import check_map, check_map_file, read_ground, write_map
+from pipelines.scoring.output.ground_geometry import GroundPredictions, patch_metres
+from pipelines.scoring.output.ground_picture import class_colours, draw
 from pipelines.scoring.output.write import PREDICTION_SCHEMA
 from pipelines.storage.folder import Location
 

@@ -5,7 +5,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.tracking import fluent
 
-from pipelines.tracking.store import runs
+from pipelines.tracking.store import queries, runs
 from pipelines.tracking.store.experiments import chosen_experiment, experiment_of
 from pipelines.tracking.store.recorded import recorded_training
 from pipelines.tracking.store.store import TrackedRun
@@ -24,9 +24,9 @@ def test_a_server_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("deleted", ["run", "experiment"])
 def test_a_deleted_run_is_no_parent(deleted: str, run: TrackedRun, client: MlflowClient) -> None:
-    assert runs.has_run(run)
+    assert queries.has_run(run)
     getattr(client, f"delete_{deleted}")(getattr(client.get_run(run.run_id).info, f"{deleted}_id"))
-    assert not runs.has_run(run)
+    assert not queries.has_run(run)
     assert not runs.is_known(run.run_id)
 
 

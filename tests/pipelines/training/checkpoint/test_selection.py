@@ -178,7 +178,7 @@ def test_settings_without_a_metric_are_refused(key: str) -> None:
 
 def test_a_resumed_run_needs_the_checkpoint_of_its_best_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = TrainingState(3, 12, 0, 8, "run", "data", history_of([0.5, 0.25, 0.75]))
-    monkeypatch.setattr("pipelines.tracking.store.runs.is_finished", lambda run_id: True)
+    monkeypatch.setattr("pipelines.tracking.store.queries.is_finished", lambda run_id: True)
 
     def check(*more: str) -> None:
         settings = ["training.resume_run=run", "training.selection.metric=val/loss", "training.epochs=9", *more]

@@ -20,7 +20,7 @@ from pipelines.tracking.journal.journal import rank_journal
 from pipelines.tracking.journal.local_run import update_local_run
 from pipelines.tracking.journal.sync import DRIVER_DIED, sync, unsynced
 from pipelines.tracking.journal.writer import RunWriter
-from pipelines.tracking.store import revision, runs
+from pipelines.tracking.store import queries, revision, runs
 from pipelines.tracking.store.recorded import recorded_training
 from pipelines.tracking.store.store import TrackedRun, TrackingError
 from pipelines.training.driver.resumable import newest_resumable, with_stored_run
@@ -282,7 +282,7 @@ def test_a_training_that_could_not_be_recorded_says_how_to_finish_it() -> None:
         match=r"(?s)has not taken all of it \(no answer within 5 s\).*step-00000008.*--set training\.resume_run=\w{32}",
     ):
         record("tracking.experiment=unrecorded", summary=unrecorded("no answer within 5 s"))
-    (failed,) = runs.unfinished_runs("unrecorded")
+    (failed,) = queries.unfinished_runs("unrecorded")
     synced = sync(Path(failed.run_id), lambda folder, run: "runs:/1/model")
     assert (failed.status, synced.status, synced.model_uri) == ("FAILED", "FINISHED", "runs:/1/model")
 
