@@ -146,13 +146,10 @@ def circles(files: list[Source]) -> Iterator[str]:
 
 
 def _imported(tree: ast.Module) -> set[str]:
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+    nodes = [*ast.walk(tree)]
+    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    modules = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return found | {name for node in modules for a in node.names for name in (node.module, f"{node.module}.{a.name}")}
 
 
 def phrases(files: list[Source], project: Path) -> Iterator[str]:

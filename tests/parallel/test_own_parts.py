@@ -67,7 +67,7 @@ def test_the_examples_of_the_page_prepare_and_train(
     assert len(settings) == 6  # a network, a loss, a metric, an augmentation, an archive and a mode
     dataset = f"dataset.path={tmp_path / 'dataset'}"
     prepare(load("smoke", [dataset, *of_archive]))
-    trained = train(load("smoke", [dataset, f"training.output={tmp_path / 'run'}", "training.epochs=1", *of_training]))
-    (history,) = trained.summary.history
+    config = load("smoke", [dataset, f"training.output={tmp_path / 'run'}", "training.epochs=1", *of_training])
+    (history,) = train(config).summary.history
     assert history["train/loss"] > 0
     assert 0 <= history["val/exact"] <= 1
