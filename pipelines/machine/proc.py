@@ -46,24 +46,27 @@ def memory_group(process: int) -> Path | None:
 
 def oom_kills(group: Path) -> int:
     """Count the processes of a control group that its out-of-memory killer has killed."""
-    for name in _COUNTS_OF_KILLS:
-        with suppress(OSError):
-            for line in (group / name).read_text().splitlines():
-                if line.startswith("oom_kill "):
-                    return int(line.split()[1])
-    return 0
+    lines = [line for name in _COUNTS_OF_KILLS for line in _lines(group / name)]
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+def _lines(file: Path) -> list[str]:
+    """Return the lines of a file of the kernel; none if it is not there, or its process has ended."""
+    try:
+        return file.read_text().splitlines()
+    except OSError:
+        return []
 
 
 def _memory_groups(process: int | str) -> list[tuple[Path, str]]:
     """Return the folders of a process's memory control groups, of both versions, and the name of the limit's file."""
     found = []
-    with suppress(OSError):  # the process has ended
-        for line in Path(f"/proc/{process}/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if "memory" in controllers.split(","):
-                found.append((Path(f"/sys/fs/cgroup/memory{path}"), "memory.limit_in_bytes"))
-            elif not controllers:
-                found.append((Path(f"/sys/fs/cgroup{path}"), "memory.max"))
+    for line in _lines(Path(f"/proc/{process}/cgroup")):
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            found.append((Path(f"/sys/fs/cgroup/memory{path}"), "memory.limit_in_bytes"))
+        elif not controllers:
+            found.append((Path(f"/sys/fs/cgroup{path}"), "memory.max"))
     return found
 
 

@@ -3,13 +3,13 @@
 import errno
 import fcntl
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from pipelines.storage.folder import Location
 from pipelines.storage.lease import PROGRESS_FOLDER, check_held, lease
-from pipelines.storage.whole_files import NO_LOCKS, is_open_at
+from pipelines.storage.whole_files import NO_LOCKS, is_open_at, remove_if_empty
 
 
 def followed(folder: Location) -> Location:
@@ -46,8 +46,7 @@ def _hold_local(path: Path, dataset: Location) -> Iterator[Callable[[], None]]:
             with lease(parent, inside):
                 yield lambda: check_held(parent, inside)
         finally:
-            with suppress(OSError):  # the folder holds another job's lease
-                (path.parent / inside).rmdir()
+            remove_if_empty(path.parent / inside)  # unless it holds another job's lease
         return
     with lock:
         try:
@@ -65,8 +64,7 @@ def _parents(path: Path) -> Iterator[None]:
         yield
     finally:
         for parent in absent:
-            with suppress(OSError):  # the folder holds the dataset
-                parent.rmdir()
+            remove_if_empty(parent)
 
 
 def _take(path: Path, dataset: Location) -> IO[str] | None:

@@ -161,6 +161,12 @@ def copy_whole(file: BinaryIO, target: Path) -> None:
         raise OSError(errno.EIO, "what was read back differs from what was written", str(target))
 
 
+def remove_if_empty(folder: Path) -> None:
+    """Remove a local folder, unless it contains something, does not exist, or may not be removed."""
+    with suppress(OSError):
+        folder.rmdir()
+
+
 def copy_folder(source: Path, target: Path) -> None:
     """Make the files under `target` equal to those under `source`; all others are removed.
 

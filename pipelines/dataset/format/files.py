@@ -13,6 +13,7 @@ from pipelines.dataset.format.manifest import FILE_NAME, Manifest
 from pipelines.storage.folder import Location
 from pipelines.storage.inventory import final_name, progress_pattern, refuse_foreign
 from pipelines.storage.lease import PROGRESS_FOLDER
+from pipelines.storage.whole_files import remove_if_empty
 
 REJECTED_FILE = "_rejected.parquet"
 """List of bad records. Readers that search folders for Parquet files skip names with a leading underscore."""
@@ -99,16 +100,14 @@ def remove_files(folder: Location, names: Iterable[str], *, last: Collection[str
             folder.remove(name)
     if folder.is_local:
         for parent in {PurePosixPath(name).parent for name in names} - {PurePosixPath(".")}:
-            with suppress(OSError):  # the folder holds a file of somebody else, or was removed
-                (folder.path / parent).rmdir()
+            remove_if_empty(folder.path / parent)
 
 
 def remove_empty(folder: Location) -> None:
     """Remove a local folder that holds no file."""
     if folder.is_local:
         for parent, _, _ in os.walk(folder.path, topdown=False):
-            with suppress(OSError):  # the folder holds a file
-                Path(parent).rmdir()
+            remove_if_empty(Path(parent))
 
 
 def check_apart(archive_root: str, dataset: Location) -> None:

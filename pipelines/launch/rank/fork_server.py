@@ -164,8 +164,11 @@ class ForkedProcess:
     def send_signal(self, number: int) -> None:
         """Send the process a signal if it still runs."""
         if self.poll() is None:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, number)
+            self._signal(number)
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
 
     def terminate(self) -> None:
         """Ask the process to end."""
@@ -180,8 +183,7 @@ class ForkedProcess:
             if answer:
                 self.returncode = int(answer)
             else:  # the server is gone: the exit code of the process cannot become known
-                with suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                self._signal(signal.SIGKILL)
                 self.returncode = -signal.SIGKILL
             self._socket.close()
             os.close(self._pidfd)

@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
 
-from pipelines.storage.whole_files import copy_folder, sync_to_disk, takes_whole_files_only
+from pipelines.storage.whole_files import copy_folder, remove_if_empty, sync_to_disk, takes_whole_files_only
 
 Kind = Literal["metrics", "tags", "file", "folder"]
 _LINES = "entries.jsonl"
@@ -213,15 +213,13 @@ class Journal:
             self._file.close()
             if not self._pending:
                 (self.folder / _LINES).unlink(missing_ok=True)
-                with suppress(OSError):  # a foreign file, or the journal of another process
-                    (self.folder / _FILES).rmdir()
-                    self.folder.rmdir()
+                remove_if_empty(self.folder / _FILES)
+                remove_if_empty(self.folder)
             if self._copy is not None:
                 copy_folder(self.folder, self._copy)
                 shutil.rmtree(self.folder, ignore_errors=True)
                 if not self._pending:
-                    with suppress(OSError):  # same as above
-                        self._copy.rmdir()
+                    remove_if_empty(self._copy)
 
     def _append(self, kind: Kind, content: Mapping[str, Any], after_step: int, path: str) -> None:
         line = {

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipelines.storage.locations import redacted
+from pipelines.storage.whole_files import remove_if_empty
 from pipelines.tracking.journal.journal import journals
 from pipelines.tracking.journal.local_run import FILE_NAME, LocalRun, is_locked, locked, read_local_run
 from pipelines.tracking.journal.writer import RunWriter, now
@@ -137,8 +138,7 @@ def _deliver(run: TrackedRun, folder: Path) -> int:
             waiting += writer.pending
         finally:
             writer.close()
-    with suppress(OSError):  # entries remain, or there were none
-        journals(folder).rmdir()
+    remove_if_empty(journals(folder))
     return waiting
 
 

@@ -16,6 +16,7 @@ from pipelines.launch.driver.failure import RankLostError, WorkerError
 from pipelines.launch.runner import Attempt
 from pipelines.storage.folder import Location, StorageError
 from pipelines.storage.locations import redacted
+from pipelines.storage.whole_files import remove_if_empty
 from pipelines.tracking.journal.delivery import News, OnNews
 from pipelines.tracking.journal.guard import guarded
 from pipelines.tracking.journal.journal import driver_journal, journals, rank_journal
@@ -243,8 +244,7 @@ def _open_writer(run: TrackedRun, folder: Path, heard: "_Heard") -> Iterator[Run
         raise
     finally:
         writer.close()
-        with suppress(OSError):  # the folder still has a journal
-            journals(folder).rmdir()
+        remove_if_empty(journals(folder))
 
 
 def is_divergence(error: BaseException) -> bool:
