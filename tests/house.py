@@ -8,11 +8,13 @@ training mode it has, or a function of `pipelines` takes the whole configuration
 import ast
 import graphlib
 import io
+import itertools
+import operator
 import re
 import subprocess
 import sys
 import tokenize
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -127,8 +129,7 @@ def maps(files: list[Source], project: Path) -> Iterator[str]:
 def sizes(files: list[Source]) -> Iterator[str]:
     """Find folders with too many files, and files with too many lines."""
     for folder, count in _folders(files):
-        limit = MORE_FILES.get(folder, FOLDER_FILES)
-        if count > limit:
+        if count > (limit := MORE_FILES.get(folder, FOLDER_FILES)):
             yield f"{folder}: {count} files, at most {limit}: give a part of it a folder"
     for file in files:
         if (count := file.text.count("\n")) > FILE_LINES:
@@ -246,14 +247,13 @@ def whole_configurations(files: list[Source]) -> Iterator[str]:
 
 def class_names(files: list[Source]) -> Iterator[str]:
     """Find classes of different files with one name."""
-    places: dict[str, set[str]] = defaultdict(set)
-    for file in files:
-        for node in ast.walk(file.tree):
-            if isinstance(node, ast.ClassDef):
-                places[node.name].add(file.name)
-    for name, found in sorted(places.items()):
+    classes = {
+        (node.name, file.name) for file in files for node in ast.walk(file.tree) if isinstance(node, ast.ClassDef)
+    }
+    for name, places in itertools.groupby(sorted(classes), key=operator.itemgetter(0)):
+        found = [file for _, file in places]
         if len(found) > 1:
-            yield f"class {name} is defined in {' and in '.join(sorted(found))}: give each a name of its own"
+            yield f"class {name} is defined in {' and in '.join(found)}: give each a name of its own"
 
 
 def problems(project: Path) -> list[str]:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipelines.storage.folder import Location
+from pipelines.storage.locations import is_inside
 
 
 def fetch(source: Location, target: Path, *, without: str = "") -> None:
@@ -15,8 +16,16 @@ def fetch(source: Location, target: Path, *, without: str = "") -> None:
         source: Folder behind a URL.
         target: Local folder; files with the same names are replaced.
         without: Name of a subfolder to leave out.
+
+    Raises:
+        ValueError: A file has a name that leads out of its folder, as keys of an object store may have. Nothing is
+            copied.
     """
-    for name in source.files():
+    names = list(source.files())
+    for name in names:
+        if not is_inside(name):
+            raise ValueError(f"{source} has a file {name!r}, whose name leads out of this folder: remove this file")
+    for name in names:
         if not without or not name.startswith(f"{without}/"):
             path = target / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 import os
 import re
 import traceback
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 import fsspec
@@ -116,6 +116,12 @@ def local_path(location: str | Path, argument: str = "") -> Path:
         raise ValueError(f"{name}{redacted(found)}: expected a path of this machine, and not a URL")
     written = Path(location)
     return written if ":" not in str(written) and str(written.absolute()) == found else Path(found)
+
+
+def is_inside(name: str) -> bool:
+    """Return whether a name, which a file or a listing contains, is a relative path that stays inside its folder."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and not re.search("://|\0", name)
 
 
 def is_url(location: str) -> bool:

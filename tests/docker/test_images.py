@@ -110,8 +110,7 @@ class TestDockerfile:
         assert re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", users[-1]), "by number, so that Kubernetes can check it"
 
     def test_working_folders_are_absolute(self, dockerfile: Path) -> None:
-        folders = [value[0] for name, value in instructions(dockerfile) if name == "WORKDIR"]
-        assert set(folders) == {"/"}
+        assert {value[0] for name, value in instructions(dockerfile) if name == "WORKDIR"} == {"/"}
 
     def test_copied_paths_pass_the_ignore_file(self, dockerfile: Path) -> None:
         lines = (dockerfile.parent / f"{dockerfile.name}.dockerignore").read_text().splitlines()

@@ -9,23 +9,18 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from html import escape
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from pipelines.sample import ImageGroup, Task
 from pipelines.storage.folder import Location
+from pipelines.storage.locations import is_inside
 
 FILE_NAME = "dataset.json"
 FORMAT_VERSION = 2
 _DIGEST_KEY = "digest"
-
-
-def is_inside(file: str) -> bool:
-    """Return whether a path that is relative to a folder names something in it."""
-    path = PurePosixPath(file)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "://" not in file
 
 
 class _Part(BaseModel):

@@ -22,12 +22,13 @@ from pipelines.dataset.format.files import (
     remove_empty,
     remove_files,
 )
-from pipelines.dataset.format.manifest import FILE_NAME, Manifest, is_inside, read_manifest, write_manifest
+from pipelines.dataset.format.manifest import FILE_NAME, Manifest, read_manifest, write_manifest
 from pipelines.dataset.prepare.identity import Identity
 from pipelines.machine.proc import is_mount_point
 from pipelines.storage.folder import Location
 from pipelines.storage.inventory import MARK_FILE, is_lease, markers_in
 from pipelines.storage.lease import PROGRESS_FOLDER
+from pipelines.storage.locations import is_inside
 
 _AT_CURRENT_FOLDER = -100
 _RENAME_EXCHANGE = 2

@@ -14,6 +14,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
 
+from pipelines.storage.locations import is_inside
 from pipelines.storage.whole_files import copy_folder, remove_if_empty, sync_to_disk, takes_whole_files_only
 
 Kind = Literal["metrics", "tags", "file", "folder"]
@@ -69,7 +70,14 @@ class Journal:
             folder: Folder of the journal.
             restart_step: Optimizer steps of the checkpoint from which training starts or continues: entries about
                 later steps are dropped. None: nothing is dropped.
+
+        Raises:
+            ValueError: An entry names a file or folder that is not of this run, or the journal contains a link. Whoever
+                can write into a run's folder could otherwise let another user upload and remove files.
         """
+        for part in (folder.parent, folder, folder / _FILES, folder / _LINES):
+            if part.is_symlink():
+                raise ValueError(f"{part} is a link, which no journal contains: remove it")
         self._copy = folder if takes_whole_files_only(folder) else None
         self.folder = folder if self._copy is None else Path(tempfile.mkdtemp(prefix="groundswell-journal-"))
         if self._copy is not None and self._copy.is_dir():
@@ -169,12 +177,11 @@ class Journal:
         return self.folder / _FILES / str(content["file"])
 
     def place_of(self, folder: Path) -> str:
-        """Return how an entry names a folder whose files it writes: inside the run's folder, by its relative path.
+        """Return how an entry names a folder of the run, whose files it writes: by its path in the run's folder.
 
         The run's folder may have another location at delivery, even on another machine.
         """
-        folder, run = folder.absolute(), self._run_folder.absolute()
-        return str(folder.relative_to(run)) if folder.is_relative_to(run) else str(folder)
+        return str(folder.absolute().relative_to(self._run_folder.absolute()))
 
     def folder_of(self, content: Mapping[str, Any]) -> Path:
         """Return the folder whose files an entry writes."""
@@ -272,13 +279,33 @@ class Journal:
         """Make these entries the pending ones, and replace the old file by a file with them."""
         for line in lines:
             values = json.loads(line)
-            self._pending.append(Entry(values["entry"], values["kind"], values["after_step"], values["path"]))
+            entry = Entry(values["entry"], values["kind"], values["after_step"], values["path"])
+            if not self._is_of_this_run(entry, values["content"]):
+                named = f"{values['content'].get(entry.kind)!r}, which is no {entry.kind} of this run"
+                raise ValueError(
+                    f"{self.folder / _LINES}: entry {entry.number} names {named}: remove {self.folder} if another user "
+                    "wrote it"
+                )
+            self._pending.append(entry)
         self._next_number = self._pending[-1].number + 1 if self._pending else 0
         waiting = {str(entry.number) for entry in self._pending if entry.kind == "file"}
         for folder in (self.folder / _FILES).iterdir():
             if folder.name not in waiting:
                 shutil.rmtree(folder)
         return self._rewrite({entry.number: line for entry, line in zip(self._pending, lines, strict=True)})
+
+    def _is_of_this_run(self, entry: Entry, content: Mapping[str, Any]) -> bool:
+        """Return whether an entry names nothing but a file that `append_file` wrote, or a folder inside the run's."""
+        if entry.kind not in ("file", "folder"):
+            return True
+        named = str(content.get(entry.kind))
+        root = (self.folder / _FILES if entry.kind == "file" else self._run_folder).resolve()
+        path = root / named
+        if not is_inside(named) or path.resolve() != path:  # a link
+            return False
+        if entry.kind == "file":
+            return path.relative_to(root).parts == (str(entry.number), path.name)
+        return not any(inside.is_symlink() for inside in path.rglob("*"))
 
     def _rewrite(self, lines: Mapping[int, bytes]) -> FileIO:
         """Replace the old file by one with only these entries, by number, and open it."""

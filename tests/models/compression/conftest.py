@@ -106,8 +106,7 @@ def codec_of(name, **settings):
     required = {"tau": 0.05} if name == "threshold" else {}
     defaults = ExchangeConfig(codec={"name": name, **required}).codec.arguments()
     # Half of a method: the recipe takes it from the optimizer's settings.
-    shared = {"beta_1": 0.9} if name == "onebit_adam" else {}
-    return CODECS[name](**{**defaults, **shared, **settings})
+    return CODECS[name](**{**defaults, **({"beta_1": 0.9} if name == "onebit_adam" else {}), **settings})
 
 
 @pytest.fixture(scope="session")
@@ -138,8 +137,7 @@ def make_ring(make_codec):
     """`make_ring(size, codec name or codec, codec settings, **exchange settings)`."""
 
     def make(size, codec, parameters=None, **settings):
-        built = make_codec(codec, **(parameters or {})) if isinstance(codec, str) else codec
-        return Ring(size, built, settings)
+        return Ring(size, make_codec(codec, **(parameters or {})) if isinstance(codec, str) else codec, settings)
 
     return make
 

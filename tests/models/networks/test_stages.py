@@ -66,9 +66,8 @@ def test_the_smallest_tensor_is_sent_and_of_equal_ones_the_last() -> None:
 
 def test_a_layer_is_in_one_stage_with_all_its_calls() -> None:
     shared = keras.layers.Dense(4)
-    model = chain(4, shared, 4, shared, 2)
     # After the first call of the shared layer the stages would be more equal, but both would train that layer.
-    assert cut(model, 2)[0].last_layer == "dense0"
+    assert cut(chain(4, shared, 4, shared, 2), 2)[0].last_layer == "dense0"
 
 
 def test_what_cannot_be_cut_is_refused() -> None:

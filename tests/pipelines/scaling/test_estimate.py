@@ -57,8 +57,8 @@ def test_efficiency_is_a_part_and_the_interval_holds_the_prediction(
     assert next(row for row in rows if row.workers == 1 and row.codec == "none").efficiency == pytest.approx(1)
     for row in rows:
         assert 0.97 * row.low <= row.seconds <= 1.03 * row.high > 1.03 * row.low
-    most = 512 if scaling == STRONG else WORKERS[-1]  # a worker has one image at least
-    assert max(row.workers for row in rows) == most
+    # A worker has one image at least.
+    assert max(row.workers for row in rows) == (512 if scaling == STRONG else WORKERS[-1])
 
 
 def test_a_dataset_smaller_than_a_batch_has_no_time(measured: Measurements) -> None:

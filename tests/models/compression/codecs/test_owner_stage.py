@@ -58,8 +58,7 @@ def test_bytes_of_both_stages(owner_bits, bits, make_ring):
 def test_a_sparse_mean_takes_eight_bytes_for_each_element(make_ring):
     ring = make_ring(1, "norm_sparsifier", {"exact_mean": True})
     sent = np.count_nonzero(ring.alike(GRADIENT))
-    lengths = 2 * 4  # of the message of each round
-    assert ring.exchanges[0].metrics().payload_bytes == (lengths + 4 + 4 * sent + 8 * sent) // 2
+    assert ring.exchanges[0].metrics().payload_bytes == (2 * 4 + 4 + 4 * sent + 8 * sent) // 2
 
 
 @pytest.mark.parametrize("size", [1, 3])

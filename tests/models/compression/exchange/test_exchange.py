@@ -121,8 +121,7 @@ def test_warm_up_travels_dense(make_ring, random_gradients):
 
 
 def test_warm_up_ends_inside_a_traced_step(random_gradients, make_exchange):
-    exchange = make_exchange("onebit", 1, warmup_steps=1)
-    step = tf.function(exchange.exchange)
+    step = tf.function(make_exchange("onebit", 1, warmup_steps=1).exchange)
     (gradient,) = random_gradients(1, ((40, 30),))[0]
     (first,), (second,) = step([tf.constant(gradient)]), step([tf.constant(gradient)])
     np.testing.assert_array_equal(first, gradient)

@@ -20,8 +20,7 @@ def pixels(height: int = 24, width: int = 32) -> NDArray[np.uint8]:
     """A smooth picture with noise, so that JPEG has something to do."""
     rows, columns = np.mgrid[:height, :width]
     noise = np.random.default_rng(0).integers(0, 20, (height, width, 3))
-    values = np.stack([rows * 5, columns * 5, rows + columns], -1) + noise
-    return np.asarray(values, np.uint8)
+    return np.asarray(np.stack([rows * 5, columns * 5, rows + columns], -1) + noise, np.uint8)
 
 
 def encoded(image: Image.Image, suffix: str, **options: Any) -> bytes:

@@ -87,8 +87,7 @@ def test_the_state_of_a_request_to_stop(reason: str | None, deadline: float | No
 
 
 def test_the_rank_whose_connection_ended_first_is_the_first_that_is_gone() -> None:
-    ranks = [rank(0), rank(1, gone_since=7.0), rank(2, gone_since=5.0), rank(3)]
-    assert first_gone(ranks).task == 2
+    assert first_gone([rank(0), rank(1, gone_since=7.0), rank(2, gone_since=5.0), rank(3)]).task == 2
     assert first_gone([rank(4), rank(5)]).task == 4
 
 

@@ -134,8 +134,7 @@ def test_another_value_of_what_is_read_at_the_start_is_refused(server: ForkServe
 
 def test_a_server_of_other_code_refuses(server: ForkServer, tmp_path: Path) -> None:
     """A copy of the package asks for a fork, as with `--py-files`."""
-    source = Path(sys.modules["pipelines"].__path__[0])
-    package = shutil.copytree(source, tmp_path / "pipelines") / "launch"
+    package = shutil.copytree(Path(sys.modules["pipelines"].__path__[0]), tmp_path / "pipelines") / "launch"
     code = (
         "from pipelines.launch.rank.fork_server import ForkedProcess\n"
         f"ForkedProcess({server.address!r}, 'told', [], {{'KERAS_BACKEND': 'tensorflow'}}, stdin=0, output=1)"

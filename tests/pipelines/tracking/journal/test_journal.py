@@ -1,3 +1,4 @@
+import json
 import os
 import resource
 import shutil
@@ -145,6 +146,40 @@ def test_files_are_kept_until_they_are_delivered(journal: Journal, tmp_path: Pat
     assert (file.name, file.read_bytes()) == ("a.png", b"new")
     again.delivered(second)
     assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        *(("file", name) for name in ("{victim}/id_rsa", "../../../victim/id_rsa", "0/../../../../victim/id_rsa")),
+        *(("file", name) for name in ("1/plot.png", "0", "0/a/b", "0/plot\0.png", "0/linked", "")),
+        *(("folder", name) for name in ("{victim}", "..", "logs/../../victim", "linked", "linked/sub", "logs", "")),
+    ],
+)
+def test_an_entry_of_somebody_else_uploads_and_removes_nothing(tmp_path: Path, kind: Any, named: str) -> None:
+    victim, folder = tmp_path / "victim", tmp_path / "run" / "journal" / "driver"
+    for path in (victim, folder / "files" / "0", tmp_path / "run" / "logs"):
+        path.mkdir(parents=True)
+    (victim / "id_rsa").write_text("a key")
+    for link in ("journal/driver/files/0/linked", "linked", "logs/rank-0.log"):
+        (tmp_path / "run" / link).symlink_to(victim if link == "linked" else victim / "id_rsa")
+    entry = {"entry": 0, "kind": kind, "after_step": 0, "path": "x", "content": {kind: named.format(victim=victim)}}
+    (folder / "entries.jsonl").write_text(json.dumps(entry) + "\n")
+    with pytest.raises(ValueError, match=rf"entries\.jsonl: entry 0 names .* no {kind} of this run: remove {folder}"):
+        Journal(folder)
+    assert ((victim / "id_rsa").read_text(), (folder / "entries.jsonl").exists()) == ("a key", True)
+
+
+@pytest.mark.parametrize(
+    "linked", ["journal", "journal/driver", "journal/driver/files", "journal/driver/entries.jsonl"]
+)
+def test_a_journal_that_is_a_link_elsewhere_is_refused(tmp_path: Path, linked: str) -> None:
+    (tmp_path / "victim" / "driver" / "files" / "photos").mkdir(parents=True)
+    (tmp_path / "run" / linked).parent.mkdir(parents=True)
+    (tmp_path / "run" / linked).symlink_to(tmp_path / "victim" / ("" if linked == "journal" else "driver/files"))
+    with pytest.raises(ValueError, match=rf"{linked} is a link, which no journal contains: remove it"):
+        Journal(tmp_path / "run" / "journal" / "driver")
+    assert (tmp_path / "victim" / "driver" / "files" / "photos").is_dir()
 
 
 def test_what_was_synced_outlives_the_machine(

@@ -135,8 +135,7 @@ def test_a_further_attempt_before_any_checkpoint_starts_anew(
 
 def with_exchange(folder: Path, ranks: Ranks, codec: str = "onebit", **state: Any) -> Checkpoints:
     """Checkpoints of a run without variables, whose exchange keeps a residual of one tensor."""
-    config = resolve("smoke", [f"exchange.codec={codec}", "exchange.dense_below=0"])
-    exchange = make_exchange(config, ranks)  # type: ignore[arg-type]
+    exchange = make_exchange(resolve("smoke", [f"exchange.codec={codec}", "exchange.dense_below=0"]), ranks)  # type: ignore[arg-type]
     exchange.build([tf.zeros((4, 6))])
     initial = TrainingState(0, 0, 0, 16, "run", "data", [], **state)
     return Checkpoints(Location.at(folder), initial, [], exchange, ranks)  # type: ignore[arg-type]

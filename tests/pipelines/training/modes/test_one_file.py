@@ -57,8 +57,8 @@ for name in set(MODES) - {"pipeline"}:
 """
 
 
-def without(name: str, project: Path, folder: Path) -> dict[str, Path]:
-    """Copy the product without a mode; the files that this touches, by what they lose."""
+def copy_without(name: str, project: Path, folder: Path) -> None:
+    """Copy the product without the files of a mode, its line in the table and its class of settings."""
     for package in PACKAGES:
         shutil.copytree(project / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(project / "groundswell.py", folder)
@@ -72,17 +72,14 @@ def without(name: str, project: Path, folder: Path) -> dict[str, Path]:
     table.write_text("".join(kept))
     text, of_class = settings.read_text(), DECLARED[name].__name__
     (node,) = (each for each in ast.parse(text).body if isinstance(each, ast.ClassDef) and each.name == of_class)
-    source = ast.get_source_segment(text, node)
-    assert source is not None
+    source = ast.get_source_segment(text, node) or ""
     settings.write_text(re.sub(rf"( \| {of_class}\b|\b{of_class} \| )", "", text.replace(source, "")))
-    return {"file": modes / f"{name}.py", "line": table, "class": settings}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", OWN_FILES)
 def test_the_rest_trains_without_a_mode(name: str, project: Path, tmp_path: Path) -> None:
-    touched = without(name, project, tmp_path)
-    assert len(touched) <= 4
+    copy_without(name, project, tmp_path)
     done = subprocess.run([sys.executable, "-P", "-c", STEPS], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)},
                           capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
