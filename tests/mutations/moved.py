@@ -65,8 +65,8 @@ def line_numbers(before: list[str], after: list[str]) -> dict[int, int]:
 @functools.cache
 def _moves() -> dict[str, str]:
     """Today's path of each file that was moved since the mutations were drawn."""
-    lines = _git("diff", f"-M{_LIKE}", "--diff-filter=R", "--name-status", drawn_commit(), "--", *PACKAGES).splitlines()
-    return {before: after for _, before, after in (line.split("\t") for line in lines)}
+    listed = _git("diff", f"-M{_LIKE}", "--diff-filter=R", "--name-status", drawn_commit(), "--", *PACKAGES)
+    return dict(line.split("\t")[1:] for line in listed.splitlines())
 
 
 def _git(*arguments: str) -> str:

@@ -130,6 +130,9 @@ def test_records_are_copied_there_and_back(place: Location, tmp_path: Path) -> N
     assert sorted(place.files()) == ["checkpoints/step-00000004.npz", "notes.txt", "run.json"]
     fetch(place, theirs, without="checkpoints")
     assert (theirs / "run.json").read_text() == '{"status": "FINISHED"}'
+    place.write("../../escaped", b"of another user")
+    with pytest.raises(ValueError, match=r"has a file '\.\./\.\./escaped', whose name leads out of this folder"):
+        fetch(place, theirs)
 
 
 def test_a_journal_that_was_not_fetched_stays_after_a_failure(s3_folder: str, place: Location) -> None:
