@@ -208,7 +208,8 @@ class Pipeline:
             measured = clocks.measure(exchange, updated(variables) - now(gradients))
             return loss, tf.concat([[payload], measured[1:]], 0)  # the exchange knows its own bytes only
 
-        return update
+        compiled: Callable[[], Any] = update  # tf.function is not typed
+        return compiled
 
 
 def _make_forward(stage: Stage, loss: Loss, sums: Accumulation, *, jit_compile: bool) -> _Passes:
@@ -226,7 +227,8 @@ def _make_forward(stage: Stage, loss: Loss, sums: Accumulation, *, jit_compile: 
         sums.put_back(before)  # the backward clock repeats the computation and updates the statistics
         return found
 
-    return forward
+    compiled: Callable[..., Any] = forward  # tf.function is not typed
+    return compiled
 
 
 def _make_backward(stage: Stage, loss: Loss, sums: Accumulation, *, jit_compile: bool) -> _Passes:
@@ -259,7 +261,8 @@ def _make_backward(stage: Stage, loss: Loss, sums: Accumulation, *, jit_compile:
         sums.add(value, computed, before)
         return of_inputs
 
-    return backward
+    compiled: Callable[..., Any] = backward  # tf.function is not typed
+    return compiled
 
 
 def _outputs(stage: Stage, loss: Loss, inputs: Any, targets: tf.Tensor | None, seeds: tf.Tensor | None) -> tf.Tensor:

@@ -217,7 +217,8 @@ def make_apply(
         if marks is not None:
             marks.add("optimizer", "update", now(means), updated(variables))
 
-    return apply
+    compiled: Apply = apply  # tf.function is not typed
+    return compiled
 
 
 def _mark_passes(
@@ -256,7 +257,8 @@ def make_accumulate(
         value, computed = gradients(images, targets, seeds, size)
         accumulation.add(value, computed, before)
 
-    return accumulate
+    compiled: Accumulate = accumulate  # tf.function is not typed
+    return compiled
 
 
 def make_gradients(
@@ -288,4 +290,5 @@ def make_predict(model: keras.Model, *, jit_compile: bool) -> Callable[[Images],
     def predict(images: Images) -> tf.Tensor:
         return model(inputs_of(model, images), training=False)
 
-    return predict
+    compiled: Callable[[Images], tf.Tensor] = predict  # tf.function is not typed
+    return compiled
