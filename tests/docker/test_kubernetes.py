@@ -81,7 +81,7 @@ def test_the_application_fits_the_operators_schema(application: Document, valida
         ("spec/executor/instances", "4", "'4' is not of type 'integer'"),
         ("spec/executor/volumeMount", [], "'volumeMount' was unexpected"),
         ("spec/executor/volumeMounts/0/mountPath", None, "'mountPath' is a required property"),
-        ("spec/driver/env/1/valueFrom/secretKeyRef/key", None, "'key' is a required property"),
+        ("spec/driver/env/2/valueFrom/secretKeyRef/key", None, "'key' is a required property"),
         ("spec/driver/envFrom", "groundswell-s3", "is not of type 'array'"),
         ("spec/volumes/1/emptyDir/medum", "Memory", "'medum' was unexpected"),
         ("spec/sparkConf/spark.task.cpus", 8, "8 is not of type 'string'"),
@@ -158,6 +158,23 @@ def test_secrets_are_references() -> None:
             if re.search(r"KEY|SECRET|TOKEN|PASSWORD$", variable["name"]):
                 assert "secretKeyRef" in variable["valueFrom"], f"{name}: {variable['name']} holds its value"
     assert not any(re.search(r"://[^/\s@]+:[^/\s@]+@", path.read_text()) for path in FOLDER.iterdir())
+
+
+def test_a_driver_cannot_read_the_password_of_the_database_and_executors_have_no_rights() -> None:
+    holders = {each["metadata"]["namespace"] for _, each in PLAIN if "'secretName': 'mlflow-database'" in str(each)}
+    roles = [each for _, each in PLAIN if each["kind"] == "RoleBinding"]
+    assert (holders, [each["metadata"]["namespace"] for each in roles]) == ({"groundswell-mlflow"}, ["groundswell"])
+    executor = yaml.safe_load((FOLDER / "executor-template.yaml").read_text())["spec"]
+    assert executor["automountServiceAccountToken"] is False
+    assert executor["serviceAccountName"] not in [subject["name"] for role in roles for subject in role["subjects"]]
+
+
+def test_containers_have_a_read_only_root_and_a_folder_for_temporary_files() -> None:
+    for name, document in documents():
+        for part in mappings(document):
+            if "capabilities" in part.get("securityContext", {}):
+                assert part["securityContext"]["readOnlyRootFilesystem"], name
+                assert "/tmp" in [mount["mountPath"] for mount in part["volumeMounts"]], name
 
 
 def test_the_plain_submission_asks_for_what_the_application_asks_for(application: Document) -> None:
