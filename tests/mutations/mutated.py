@@ -30,15 +30,16 @@ def locate(mutation: dict[str, Any], commit: str, project: Path) -> Place | None
     """Find where a mutation is now; None where its text is gone.
 
     Args:
-        mutation: An entry of `drawn.json`.
+        mutation: An entry of `drawn.json`, or with line 0 one in the words of today.
         commit: What it was drawn from.
         project: The checkout.
     """
     path = file_of_today(mutation["file"], project)
     if path is None:
         return None
-    text, before = path.read_text(), lines_of_commit(commit, mutation["file"])
+    text = path.read_text()
     lines = text.splitlines()
+    before = lines_of_commit(commit, mutation["file"]) if mutation["line"] else lines
     line, old = line_numbers(before, lines).get(mutation["line"]), mutation["old"]
     if line is not None:
         column = mutation["column"] + _indent(lines[line - 1]) - _indent(before[mutation["line"] - 1])

@@ -6,6 +6,7 @@ FOLDER is what `measure.py` wrote for the same checkout. Each mutation of `drawn
 tests run that run its lines, fast ones first, until one fails. That test runs twice more by itself: it has to fail with
 the mutation again, and to pass without. A run of pytest that takes much too long counts as a failure. The results are
 written after each mutation, and what has a result is not tried again: the run can be stopped and continued.
+`reworded.json` has the mutations whose lines say the same in other words today.
 """
 
 import argparse
@@ -109,6 +110,8 @@ def main() -> int:
     backup = output.with_suffix(".original")
     restore(backup)
     guards, drawn = Guards(arguments.folder), json.loads(DRAWN.read_text())
+    for number, today in json.loads(DRAWN.with_name("reworded.json").read_text()).items():
+        drawn[int(number)] |= {**today, "line": 0}
     results: dict[str, Any] = json.loads(output.read_text()) if output.exists() else {}
     logs = output.with_suffix(".logs")
     logs.mkdir(exist_ok=True)
