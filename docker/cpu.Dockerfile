@@ -8,6 +8,7 @@ RUN apt-get update \
 
 # Byte code is written here: the user of the final image may not write it, and every process would compile TensorFlow anew.
 ENV PATH=/opt/groundswell-uv/bin:$PATH \
+    UV_BUILD_CONSTRAINT=/src/docker/horovod/requirements-build.lock \
     UV_COMPILE_BYTECODE=1 \
     UV_LINK_MODE=copy \
     UV_PYTHON_DOWNLOADS=never \
@@ -21,8 +22,8 @@ RUN --mount=type=cache,target=/root/.cache/uv \
 # requirements.lock holds the development tools too: this resolves to the same versions without them, so it only removes.
 RUN --mount=type=cache,target=/root/.cache/uv \
     uv pip compile --quiet pyproject.toml --extra cpu --extra local --extra petastorm --extra s3 --group environment \
-    --constraints requirements.lock --output-file /tmp/runtime.txt \
-    && uv pip sync --quiet /tmp/runtime.txt
+    --constraints requirements.lock --generate-hashes --output-file /tmp/runtime.txt \
+    && uv pip sync --quiet --require-hashes /tmp/runtime.txt
 
 COPY README.md hatch_build.py groundswell.py ./
 COPY jobs jobs

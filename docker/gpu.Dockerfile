@@ -19,12 +19,13 @@ COPY --from=cuda /nccl /usr
 
 # Byte code is written here: the user of the final image may not write it, and every process would compile TensorFlow anew.
 ENV PATH=/opt/groundswell-uv/bin:$PATH \
+    UV_BUILD_CONSTRAINT=/src/docker/horovod/requirements-build.lock \
     UV_COMPILE_BYTECODE=1 \
     UV_LINK_MODE=copy \
     UV_PYTHON_DOWNLOADS=never \
     VIRTUAL_ENV=/opt/groundswell
 WORKDIR /src
-COPY pyproject.toml ./
+COPY pyproject.toml requirements.lock ./
 COPY docker/horovod docker/horovod
 # The cache keeps the compiled Horovod between builds.
 RUN --mount=type=cache,target=/root/.cache/uv \

@@ -40,8 +40,9 @@ bring_uv "$root/.venv-uv"
 echo "groundswell: building Horovod for $("$work/env/bin/python" --version) and TensorFlow $tensorflow ($variant), 2 to 5 minutes"
 # As the recipe in [tool.uv] of pyproject.toml: pip builds here, because uv would build for the locked TensorFlow.
 into=(--python "$work/env/bin/python") # uv takes another one where UV_SYSTEM_PYTHON or UV_PYTHON is set
-"$uv" pip install "${into[@]}" --quiet pip wheel packaging 'cmake<4' 'setuptools<70' "$package==$tensorflow" \
-  cloudpickle psutil pyyaml
+locked=(--constraints "$root/requirements.lock" --constraints "$here/requirements-build.lock") # with their hashes
+"$uv" pip install "${into[@]}" --quiet "${locked[@]}" pip wheel packaging cmake setuptools cloudpickle psutil pyyaml
+"$uv" pip install "${into[@]}" --quiet "$package==$tensorflow" # no lock has the versions that other TensorFlows need
 mapfile -t settings < <("$work/env/bin/python" - "$recipe" <<'PYTHON'
 import sys, tomllib
 recipe = tomllib.load(open(sys.argv[1], "rb"))

@@ -27,4 +27,7 @@ fi
 compile pyproject.toml --extra cpu "${extras[@]}" --group dev -o requirements.lock
 compile --config-file docker/horovod/gpu.toml pyproject.toml --extra gpu "${extras[@]}" docker/horovod/gpu.in \
   --constraints requirements.lock -o docker/horovod/requirements-gpu.lock
+compile docker/horovod/build.in --constraints requirements.lock -o docker/horovod/requirements-build.lock
+uv_lock=docker/horovod/requirements-uv.lock # for another version of uv, change it there first
+compile - -o "$uv_lock" <<<"$(grep -oE '^uv==[0-9.]+' "$uv_lock")"
 compile docker/mlflow/requirements.in --constraints requirements.lock -o docker/mlflow/requirements.lock

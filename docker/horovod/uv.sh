@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Sourced by the scripts beside it. `bring_uv FOLDER` sets $uv to a new enough uv: the one on the PATH, or one in FOLDER.
 set -euo pipefail
-uv_version=0.13.8 # the version that these scripts were tried with
 
 missing() {
   echo "groundswell: $1 is missing. On Debian or Ubuntu: sudo apt-get install $2" >&2
@@ -14,6 +13,10 @@ case $scripts in
     exit 2
     ;;
 esac
+uv_lock=$scripts/requirements-uv.lock
+uv_version=$(sed -n 's/^uv==\([0-9.]*\).*/\1/p' "$uv_lock") # the version that these scripts were tried with
+# uv compares what builds a package with the hashes of these files, as it does with what is installed.
+export UV_BUILD_CONSTRAINT="$scripts/../../requirements.lock $scripts/requirements-gpu.lock $scripts/requirements-build.lock"
 lacks_compiler() { # CXX may have arguments, or a launcher before it, such as "ccache g++"
   local compiler=${CXX:-g++}
   ! command -v "${compiler%% *}" >/dev/null
@@ -28,7 +31,7 @@ bring_uv() {
     if [ ! -x "$uv" ] || ! newer_or_equal "$uv_version" "$("$uv" --version | cut -d ' ' -f 2)"; then
       echo "groundswell: bringing uv $uv_version"
       "$python" -m venv "$1" || missing "Python's venv module" python3.11-venv
-      "$1/bin/pip" install --quiet --disable-pip-version-check "uv==$uv_version"
+      "$1/bin/pip" install --quiet --disable-pip-version-check --require-hashes --requirement "$uv_lock"
     fi
   fi
 }

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from dockerfile_parse import DockerfileParser
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
@@ -263,7 +264,15 @@ def test_gpu_lock_has_one_tensorflow_and_no_development_tools() -> None:
     assert not {"tensorflow-cpu", "pytest", "mypy"} & gpu.keys()
 
 
-@pytest.mark.parametrize("lock", sorted(DOCKER.rglob("*.lock")), ids=lambda path: path.parent.name)
+def test_what_builds_a_package_is_in_a_lock() -> None:
+    """uv compares it with the lock's hashes only where the lock has a version of it."""
+    recipe = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    locked = locked_versions(ROOT / "requirements.lock") | locked_versions(DOCKER / "horovod/requirements-build.lock")
+    asked = recipe["build-system"]["requires"] + recipe["tool"]["uv"]["extra-build-dependencies"]["horovod"]
+    assert all(locked[need.name] in need.specifier for need in map(Requirement, asked))
+
+
+@pytest.mark.parametrize("lock", sorted(DOCKER.rglob("*.lock")), ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_locks_are_hashed_and_name_no_server(lock: Path) -> None:
     assert "://" not in lock.read_text()
     entries = re.split(r"^(?=[a-z0-9])", lock.read_text(), flags=re.MULTILINE)[1:]
