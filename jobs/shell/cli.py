@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import io
 import os
 import platform
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from jobs.shell.arguments import EXIT_CODES
 from jobs.shell.command import USER_ERROR, Result, read_config, run
 from jobs.shell.verbs import VERBS, parser_of
+from pipelines.machine.console import printable
 from pipelines.machine.packages import require
 from pipelines.machine.versions import NOT_INSTALLED, version_of
 
@@ -28,7 +30,7 @@ def execute(argv: Sequence[str]) -> int:
         print("\n".join(_versions()))
         return 0
     if name not in VERBS:
-        print(_unknown(name, rest), file=sys.stderr)
+        print(printable(_unknown(name, rest)), file=sys.stderr)
         return USER_ERROR
     parser = parser_of(name)
 
@@ -50,6 +52,9 @@ def main(verb: str | None = None) -> None:
     Args:
         verb: Verb of a script that spark-submit runs; None: the first argument.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show ends no job
     code = execute(sys.argv[1:] if verb is None else [verb, *sys.argv[1:]])
     if threading.current_thread() is threading.main_thread():
         # The job is finished: Ctrl-C while libraries shut down prints no traceback.

@@ -20,6 +20,7 @@ from conf.schema import RunConfig
 from conf.sections.archives import ROOTED_KINDS
 from jobs.shell.paths import check_outside_datasets, setting_of
 from pipelines.launch.driver.failure import WorkerError
+from pipelines.machine.console import PrintableFormatter, printable
 from pipelines.machine.notebook import in_notebook
 from pipelines.machine.packages import MissingPackageError
 from pipelines.storage.locations import local_path, redacted, redacted_traceback
@@ -198,7 +199,7 @@ def run(verb: str, argv: Sequence[str], body: Callable[[Result], None]) -> int:
         except Exception as error:
             code, ended = exit_code(error), message_of(error)
             if code == BUG or os.environ.get(TRACEBACK_VARIABLE):
-                print(redacted_traceback(), file=sys.stderr)
+                print(printable(redacted_traceback()), file=sys.stderr)
             _tell(verb, f"error: {ended}")
         if code not in (0, USER_ERROR) and result.continue_with is not None:
             _tell(verb, f"to continue: {_command(verb, argv, result.continue_with)}")
@@ -223,7 +224,7 @@ def exit_code(error: Exception) -> int:
 def say(*lines: str) -> None:
     """Print lines for the person at the terminal."""
     for line in lines:
-        print(line, flush=True)
+        print(printable(line), flush=True)
 
 
 def interactive() -> bool:
@@ -262,7 +263,7 @@ def _end(result: Result, path: Path | None, code: int, ended: str) -> int:
 
 
 def _tell(verb: str, text: str) -> None:
-    print(redacted(f"groundswell {verb}: {text}"), file=sys.stderr, flush=True)
+    print(printable(redacted(f"groundswell {verb}: {text}")), file=sys.stderr, flush=True)
 
 
 def message_of(error: Exception) -> str:
@@ -319,9 +320,10 @@ def _interrupt_on_signals(at_once: Callable[[], object]) -> None:
 
 
 def _quieten_libraries() -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.WARNING)
     # Py4J prints the traceback of an interrupted call, which is no error.
     for handler in logging.getLogger().handlers:
+        handler.setFormatter(PrintableFormatter("%(levelname)s %(name)s: %(message)s"))
         handler.addFilter(lambda record: "KeyboardInterrupt while sending command" not in record.getMessage())
     for library in ("alembic", "mlflow", "py4j", "petastorm"):
         logging.getLogger(library).setLevel(logging.ERROR)

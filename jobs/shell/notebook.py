@@ -3,11 +3,11 @@
 import logging
 import sys
 import warnings
-from html import escape
 from typing import Any
 
 from conf.describe import to_yaml
 from conf.schema import RunConfig
+from pipelines.machine.console import escape
 from pipelines.machine.notebook import in_notebook
 
 

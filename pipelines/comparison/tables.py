@@ -5,10 +5,11 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipelines.comparison.facts import Facts, number, peak_rate, warmup_text
+from pipelines.comparison.facts import Facts, peak_rate, warmup_text
 from pipelines.comparison.groups import DatasetGroups, Group, Spread, baseline_of, word_of
 from pipelines.comparison.run import SEED
 from pipelines.dataset.report.tables import shorten
+from pipelines.machine.console import cell
 
 UNKNOWN = "-"
 """Text for a value that is not recorded."""
@@ -243,14 +244,8 @@ def csv_of(rows: Sequence[dict[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows([{name: _safe(value) for name, value in row.items()} for row in rows])
+    writer.writerows([{name: cell(value) for name, value in row.items()} for row in rows])
     return text.getvalue()
-
-
-def _safe(value: Any) -> Any:
-    """Return a value that a spreadsheet does not read as a formula; names may come from files of other users."""
-    formula = isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t") and number(value) is None
-    return f"'{value}" if formula else value
 
 
 def _shown(value: float | None, form: Callable[[float], str]) -> str:

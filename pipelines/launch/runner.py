@@ -40,6 +40,7 @@ from pipelines.launch.rank.task import RankResult, TaskInput
 from pipelines.launch.wire.channel import DriverChannel, ResultLostError
 from pipelines.launch.wire.messages import JsonObject, RunRank
 from pipelines.launch.wire.rendezvous import Rendezvous
+from pipelines.machine.console import printable
 from pipelines.machine.notebook import quieten_spark
 from pipelines.machine.proc import allow_open_files
 from pipelines.machine.versions import imported_version
@@ -343,4 +344,4 @@ def _values(
 
 
 def _print_line(rank: int, line: str) -> None:
-    print(f"[{rank}] {line}", flush=True)  # noqa: T201  the driver's console is where users look
+    print(f"[{rank}] {printable(line)}", flush=True)  # noqa: T201  the driver's console is where users look

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 
 import numpy as np
 import pyarrow as pa
 
 from conf.sections.probe import CoCoAConfig, SolverConfig
 from models.probes.head import LinearHead
+from pipelines.machine.console import escape
 from pipelines.probing.features import Features, as_array
 from pipelines.probing.fitted import FittedHead
 from pipelines.sample import TEST_SPLIT, Task

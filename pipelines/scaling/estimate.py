@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipelines.machine.console import cell
 from pipelines.scaling.fit import Parameters
 from pipelines.scaling.step import CodecCosts, Topology, binding_resource, compute_seconds, step_seconds
 
@@ -208,7 +209,7 @@ def csv_of(rows: Sequence[Row]) -> str:
     writer.writerow([_UNITS.get(name, name) for name in names])
     for row in rows:
         values = [getattr(row, name) for name in names]
-        writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in values])
+        writer.writerow([f"{value:.6g}" if isinstance(value, float) else cell(value) for value in values])
     return text.getvalue()
 
 

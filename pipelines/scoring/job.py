@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from html import escape
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -12,6 +11,7 @@ from pyspark.sql import SparkSession
 from conf.sections.score import ScoreConfig
 from pipelines.dataset.format.files import relation
 from pipelines.dataset.prepare.notes import check_rejected, count_reasons
+from pipelines.machine.console import escape
 from pipelines.scoring.output.conversion import ConvertedModel, converted_model
 from pipelines.scoring.output.output import (
     DELTA_LOG_FILE,

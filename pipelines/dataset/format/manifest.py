@@ -8,12 +8,12 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from pipelines.machine.console import escape
 from pipelines.sample import ImageGroup, Task
 from pipelines.storage.folder import Location
 from pipelines.storage.locations import is_inside

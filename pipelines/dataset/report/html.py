@@ -4,6 +4,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from pipelines.machine.console import printable
+
 _POLICY = (
     """<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; """
     """style-src 'unsafe-inline'">"""
@@ -32,4 +34,4 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template(template).render(policy=_POLICY, generator=_GENERATOR, **values)
+    return printable(environment.get_template(template).render(policy=_POLICY, generator=_GENERATOR, **values))

@@ -9,6 +9,7 @@ from typing import Any
 
 from pipelines.launch.wire.encoding import encode
 from pipelines.launch.wire.messages import MAXIMUM_REPORT_BYTES, RankMessage, Report, ShownLine, StepDone
+from pipelines.machine.console import printable
 
 ATTEMPT_VARIABLE = "GROUNDSWELL_ATTEMPT"
 _SECONDS_BETWEEN_SIGNS = 1.0
@@ -44,7 +45,7 @@ def log_to_driver(message: str) -> None:
         ValueError: The line is longer than 4 MiB.
     """
     if _connection is None:
-        print(message, flush=True)  # noqa: T201  outside a rank this process's console is the driver's
+        print(printable(str(message)), flush=True)  # noqa: T201  outside a rank this process's console is the driver's
     else:
         send(ShownLine(str(message)))
 

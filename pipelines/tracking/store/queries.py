@@ -2,13 +2,13 @@
 
 import os
 from dataclasses import dataclass
-from html import escape
 from typing import Literal
 
 from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage, Run
 from mlflow.exceptions import MlflowException
 
+from pipelines.machine.console import escape
 from pipelines.storage.locations import redacted
 from pipelines.tracking.store import databricks
 from pipelines.tracking.store.experiments import name_in_store

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,6 +11,7 @@ if TYPE_CHECKING:
     from models.metrics import ClassScores
     from pipelines.tracking.store.store import TrackedRun
 
+from pipelines.machine.console import escape
 from pipelines.training.ranks.predictions import Predictions
 
 
