@@ -52,8 +52,9 @@ class Trial:
             if ended.code == 0:
                 return None
             if ended.unknown:
-                renamed += ended.unknown
-                batch = [test for test in batch if test not in ended.unknown]
+                gone = {test.partition("[")[0] for test in ended.unknown}  # pytest names them without parameters
+                renamed += gone
+                batch = [test for test in batch if test.partition("[")[0] not in gone]
                 continue
             # Where pytest cannot begin, no test has failed.
             suspects = ended.failed or batch[:1]
