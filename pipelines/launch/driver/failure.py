@@ -11,6 +11,7 @@ from pipelines.launch.wire.messages import FunctionFailure, ProcessDied, Process
 
 Kind = Literal["finished", "exception", "died", "hung", "lost", "requested", "consequence", "stopped"]
 """`requested`: the rank was asked to stop. `stopped`: it was ended because another rank failed."""
+CAUSES: tuple[Kind, ...] = ("exception", "died", "hung", "lost")
 
 # Messages of Horovod and Gloo in a rank when another rank has ended.
 _CONSEQUENCES = (
@@ -23,7 +24,6 @@ _CONSEQUENCES = (
 _OF_A_DEATH = (*_CONSEQUENCES, NO_COMMON_STATE)
 _ABORTED_WITH_GLOO = ("gloo::", "gloo/transport")
 _GRAPH_TRACE = re.compile(r"Graph execution error:\n.*?\n([^\n]+)\n\s*\[\[\{\{node [^\n]*", re.DOTALL)
-_HEADINGS = ("rank", "host", "outcome")
 _TABLE_WIDTH = 100
 STOPPED = "stopped because another rank failed"
 
@@ -51,28 +51,28 @@ class StartError(InfrastructureError):
     """The error when not all ranks of an attempt have started."""
 
 
-class WorkerError(RuntimeError):
+class _RanksFailed(RuntimeError):
+    """An error with the outcome of each rank, and with the root cause."""
+
+    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+        """Take the outcomes in the order in which the driver learned them."""
+        self.outcomes = sorted(outcomes, key=lambda outcome: outcome.rank)
+        self.root = root_cause(outcomes)
+        super().__init__(describe(self.root, self.outcomes))
+
+
+class WorkerError(_RanksFailed):
     """The user's function raised an exception in a rank, which is the root cause of the failure.
 
     The text contains the rank that failed first, its traceback, and a table of all ranks.
     """
 
-    def __init__(self, outcomes: Sequence[Outcome]) -> None:
-        """Take the outcomes in the order in which the driver learned them."""
-        self.outcomes, self.root = _sorted(outcomes), root_cause(outcomes)
-        super().__init__(describe(self.root, self.outcomes))
 
-
-class RankLostError(InfrastructureError):
+class RankLostError(_RanksFailed, InfrastructureError):
     """A rank died, hung, was lost or was asked to stop, which is the root cause of the failure.
 
     The text contains the rank that failed first, its last lines, and a table of all ranks.
     """
-
-    def __init__(self, outcomes: Sequence[Outcome]) -> None:
-        """Take the outcomes in the order in which the driver learned them."""
-        self.outcomes, self.root = _sorted(outcomes), root_cause(outcomes)
-        super().__init__(describe(self.root, self.outcomes))
 
 
 def failure_of(outcomes: Sequence[Outcome]) -> WorkerError | RankLostError:
@@ -81,22 +81,10 @@ def failure_of(outcomes: Sequence[Outcome]) -> WorkerError | RankLostError:
     return WorkerError(outcomes) if is_exception else RankLostError(outcomes)
 
 
-def _sorted(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    return sorted(outcomes, key=lambda outcome: outcome.rank)
-
-
 def root_cause(outcomes: Sequence[Outcome]) -> Outcome:
     """Return the first outcome, in order of arrival, that is no consequence of another rank's end."""
-    by_weight = (
-        [outcome for outcome in outcomes if outcome.kind in kinds]
-        for kinds in (
-            ("exception", "died", "hung", "lost"),
-            ("requested",),
-            ("consequence",),
-            ("stopped", "finished"),
-        )
-    )
-    return next(group[0] for group in by_weight if group)
+    by_weight = (CAUSES, ("requested",), ("consequence",), ("stopped", "finished"))
+    return next(outcome for kinds in by_weight for outcome in outcomes if outcome.kind in kinds)
 
 
 def outcome_of_exit(rank: int, host: str, end: ProcessExit) -> Outcome:
@@ -127,12 +115,11 @@ def names_lost_peer(text: str) -> bool:
 def _judge(failure: FunctionFailure) -> tuple[Kind, str]:
     if failure.on_request:
         return "requested", f"stopped on request: {failure.message}" if failure.message else "stopped on request"
-    message = _without_graph_trace(failure.message)
-    summary = f"{failure.error}: {message}" if message else failure.error
     said = next((text for text in _OF_A_DEATH if text in failure.message), None)
     if said is not None:
         return "consequence", f"{failure.error}: {said}"
-    return "exception", summary
+    message = _without_graph_trace(failure.message)
+    return "exception", f"{failure.error}: {message}" if message else failure.error
 
 
 def _without_graph_trace(text: str) -> str:
@@ -155,7 +142,7 @@ def outcome_table(root: Outcome, outcomes: Sequence[Outcome]) -> str:
     """Return rank, host and outcome; neighbouring ranks with the same outcome share a line. Empty for a single rank."""
     if len(outcomes) < 2:
         return ""
-    rows = [_HEADINGS]
+    rows = [("rank", "host", "outcome")]
     for (host, words), group in groupby(outcomes, key=lambda outcome: (outcome.host, _words(root, outcome))):
         ranks = [outcome.rank for outcome in group]
         rows.append((f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0]), host, words))

@@ -8,14 +8,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from pipelines.launch.driver.failure import Kind, Outcome
+from pipelines.launch.driver.failure import CAUSES, Kind, Outcome
 from pipelines.launch.policy import TimeLimits
 from pipelines.launch.rank.rank_log import LAST_LINES
 from pipelines.launch.wire.messages import Hello
 
 AttemptState = Literal["running", "failed", "ended", "requested", "finished"]
 """`ended`: all tasks have ended, but not all ranks have reported. `requested`: some rank has stopped on request."""
-_CAUSES: tuple[Kind, ...] = ("exception", "died", "hung", "lost")
 _MAXIMUM_REASON = 300
 
 
@@ -92,7 +91,7 @@ class AttemptMembers:
     @property
     def is_caused(self) -> bool:
         """Whether the cause of a failure is known."""
-        return any(end in _CAUSES for end in self.ends)
+        return any(end in CAUSES for end in self.ends)
 
     @property
     def waits_for_cause(self) -> bool:

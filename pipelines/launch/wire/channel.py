@@ -73,10 +73,6 @@ class _Peer:
     taking: threading.Lock = field(default_factory=threading.Lock)
     """The lock for handling received data, because an earlier connection may still have unread bytes."""
 
-    def send(self, message: Receipt) -> None:
-        with self.sending:
-            self.connection.send(frame(encode(message)))
-
     def order(self, order: Order) -> None:
         """Send an order now or over the next connection."""
         with self.sending:
@@ -186,7 +182,8 @@ class DriverChannel:
                         return
                     receipt = self._take(task, peer, message, data)
                 if receipt:
-                    peer.send(Receipt(peer.number, peer.log_bytes, peer.result_bytes))
+                    with peer.sending:
+                        peer.connection.send(frame(encode(Receipt(peer.number, peer.log_bytes, peer.result_bytes))))
         finally:
             if peer.connection is connection:
                 self._tell((task, Disconnected()))

@@ -154,7 +154,7 @@ class TaskLink:
         self._unreceived.append((self._last_number, line))
         self._unreceived_bytes += len(line)
 
-    def _remove_received(self, received: Receipt | Welcome) -> None:
+    def _remove_received(self, received: Receipt) -> None:
         self._log_received, self._result_received = received.log_bytes, received.result_bytes
         with self._lock:
             while self._unreceived and self._unreceived[0][0] <= received.number:
@@ -164,8 +164,7 @@ class TaskLink:
         warned = False
         while not self._closing.is_set():
             try:
-                address = self._address
-                with closing(connect(address.host, address.port, address.secret)) as connection:
+                with closing(connect(self._address.host, self._address.port, self._address.secret)) as connection:
                     self._talk(connection)
             except (OSError, ValueError) as error:
                 if not (warned or self._dismissed) and self._last_number:

@@ -1,7 +1,7 @@
 """The messages between a rank's process, its task and the driver."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from pipelines.launch.wire.encoding import MAXIMUM_MESSAGE_BYTES, MessageKinds
 
@@ -166,8 +166,8 @@ class Heartbeat:
 
 
 @dataclass(frozen=True)
-class Welcome:
-    """Driver to task, first on each connection: the data that earlier connections delivered."""
+class Receipt:
+    """Driver to task: the data that has arrived, so that the task can delete it."""
 
     number: int
     """Number of the last message."""
@@ -176,12 +176,8 @@ class Welcome:
 
 
 @dataclass(frozen=True)
-class Receipt:
-    """Driver to task: the data that has arrived, so that the task can delete it."""
-
-    number: int
-    log_bytes: int
-    result_bytes: int
+class Welcome(Receipt):
+    """Driver to task, first on each connection: the data that earlier connections delivered."""
 
 
 @dataclass(frozen=True)
@@ -240,20 +236,18 @@ SignOfLife = FunctionStarted | StepDone | Report | ShownLine
 RankMessage = SignOfLife | ReadyToJoin | FunctionReturned | FunctionFailure
 NumberedMessage = SignOfLife | ReadyToJoin | Stacks | SigtermReceived | MessagesDropped | ProcessDied | ProcessExit
 """Messages that a link stores until the driver has received them."""
-TaskMessage = NumberedMessage | Hello | Opening | LogPart | ResultPart | Heartbeat
 Order = RunRank | Join | SendStacks | StopSoon | Stop
 RankOrder = Join | TakeOver
 """Orders from a task to its rank's process."""
-DriverMessage = Order | Welcome | Receipt
 Event = Hello | NumberedMessage | LogPart | Disconnected | Reconnected | TaskRestarted
 """Events in the driver's queue."""
-Message = RankMessage | TaskMessage | DriverMessage | RankOrder
-
-_KINDS = MessageKinds[Message](
-    *(FunctionStarted, StepDone, Report, ShownLine, ReadyToJoin, FunctionReturned, FunctionFailure),
-    *(Hello, Opening, LogPart, ResultPart, Stacks, SigtermReceived, MessagesDropped, ProcessDied, ProcessExit),
-    *(Heartbeat, Welcome, Receipt, RunRank, Join, TakeOver, SendStacks, StopSoon, Stop),
+Message = (
+    RankMessage
+    | (NumberedMessage | Hello | Opening | LogPart | ResultPart | Heartbeat)
+    | (RankOrder | Order | Welcome | Receipt)
 )
+
+_KINDS = MessageKinds[Message](*get_args(Message))
 
 
 def decode(data: bytes) -> tuple[Message, int]:
