@@ -134,15 +134,15 @@ class BarrierRunner:
         self._spark = spark
         self._num_workers, self._gpus_per_worker, self._picks_gpu = num_workers, gpus_per_worker, picks_gpu
         threads = dict.fromkeys(THREAD_VARIABLES, str(threads_per_worker)) if threads_per_worker else {}
-        timeout = {_GLOO_TIMEOUT: str(int(start_timeout))}
-        self._env = {**timeout, **inherited_settings(), **threads, **(env or {})}
+        self._env = {_GLOO_TIMEOUT: str(int(start_timeout)), **inherited_settings(), **threads, **(env or {})}
         if spares and CYCLE_TIME in self._env:
             raise ValueError(
                 f"{CYCLE_TIME}={self._env[CYCLE_TIME]}: where it is set and ranks join again, which they do with "
                 "spares, Horovod 0.28 takes another size for its fusion buffer: unset it"
             )
         self._description = description
-        self._spares, self._exchange_timeout = spares, exchange_timeout
+        self._spares = spares
+        self._join_env = {} if exchange_timeout is None else {_GLOO_TIMEOUT: str(math.ceil(exchange_timeout))}
         self._accept_unencrypted = accept_unencrypted
         self._log_to_driver = log_to_driver
         self._log_folder = None if log_folder is None else local_path(log_folder, "log_folder")
@@ -154,6 +154,7 @@ class BarrierRunner:
         self._unreachable_hosts: set[str] = set()
         self._supervisor: Supervisor | None = None
         self._grows = False
+        self._slots_are_back = f"slots for all {num_workers} workers are back"
 
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run `function(*args, **kwargs)` on every rank; return rank 0's value, which may have any size.
@@ -184,10 +185,6 @@ class BarrierRunner:
         if not self._grows and count_slots(self._spark) >= self._num_workers:
             self._grows = True
             supervisor.request_stop(self._slots_are_back)
-
-    @property
-    def _slots_are_back(self) -> str:
-        return f"slots for all {self._num_workers} workers are back"
 
     def _run(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], wanted: int | None
@@ -254,16 +251,19 @@ class BarrierRunner:
         with ExitStack() as stack:
             channel = DriverChannel(host, bind)
             stack.callback(channel.close)
-            stays_open = self._env.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0") not in ("0", "")
             rendezvous = Rendezvous(
-                host, bind, attempt.num_workers, lambda address: address in channel.peers, stay_open=stays_open
+                host,
+                bind,
+                attempt.num_workers,
+                lambda address: address in channel.peers,
+                stay_open=self._env.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0") not in ("0", ""),
             )
             stack.callback(rendezvous.close)
             tasks = self._start_tasks(channel, payload, attempt)
             stack.callback(tasks.close)
             output = self._rank_output(attempt)
             stack.callback(output.close)
-            joining = JoinRounds(attempt.num_workers, lambda: rendezvous.open() | self._gloo_timeout())
+            joining = JoinRounds(attempt.num_workers, lambda: rendezvous.open() | self._join_env)
             supervisor = Supervisor(channel, tasks, attempt.num_workers, output, self._limits, joining)
             stack.callback(supervisor.close)
             stack.callback(lambda: self._unreachable_hosts.update(supervisor.unreachable_hosts))
@@ -290,23 +290,26 @@ class BarrierRunner:
                 raise
 
     def _start_tasks(self, channel: DriverChannel, payload: bytes, attempt: Attempt) -> BarrierTasks | LocalTasks:
-        limits = self._limits
-        address, gpus = channel.address, self._gpus_per_worker
-        server = os.environ.get(FORK_SERVER_VARIABLE)
-        given = TaskInput(address, gpus, limits.start, limits.stop_grace, payload, self._env, self._spares, server)
+        given = TaskInput(
+            channel.address,
+            self._gpus_per_worker,
+            self._limits.start,
+            self._limits.stop_grace,
+            payload,
+            self._env,
+            self._spares,
+            os.environ.get(FORK_SERVER_VARIABLE),
+        )
         if self._spark is None:
             return LocalTasks(attempt.num_workers, given)
         description = self._description + (f" (attempt {attempt.number})" if attempt.number > 1 else "")
         return BarrierTasks(self._spark, attempt.num_workers, given, description)
 
-    def _gloo_timeout(self) -> dict[str, str]:
-        return {} if self._exchange_timeout is None else {_GLOO_TIMEOUT: str(math.ceil(self._exchange_timeout))}
-
     def _rank_output(self, attempt: Attempt) -> RankOutput:
         output = RankOutput(self._log_to_driver, self._on_log, self._on_report, self._log_folder)
         if attempt.number > 1:
             for rank in range(attempt.num_workers):
-                output.heading(rank, f"--- attempt {attempt.number}, after: {attempt.after}")
+                output.log(rank, [f"--- attempt {attempt.number}, after: {attempt.after}"])
         return output
 
 

@@ -3,15 +3,14 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.launch.driver.logs import RankLogs, Throttle
-from pipelines.launch.driver.rank_output import RankOutput
+from pipelines.launch.driver.rank_output import RankLogs, RankOutput, Throttle
 
 
 def test_a_full_disk_costs_lines_and_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for rank in range(2):
         (tmp_path / f"rank-{rank}.log").symlink_to("/dev/full")
     listener = RankOutput("none", lambda rank, line: None, lambda report: None, tmp_path)
-    listener.heading(0, "attempt 1")
+    listener.log(0, ["attempt 1"])
     listener.lines(1, ["a line"])
     listener.lines(2, ["another one"])
     files = list(listener._logs._files.values())  # type: ignore[union-attr]
@@ -40,7 +39,7 @@ def test_a_flood_of_lines_is_shown_in_part_and_counted(monkeypatch: pytest.Monke
 def test_on_storage_that_takes_whole_files_only_nothing_but_the_logs_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("pipelines.launch.driver.logs.takes_whole_files_only", lambda folder: True)
+    monkeypatch.setattr("pipelines.launch.driver.rank_output.takes_whole_files_only", lambda folder: True)
     (tmp_path / "rank-7.log").write_text("older")
     for text in ("first", "second"):
         logs = RankLogs(tmp_path)
@@ -50,7 +49,7 @@ def test_on_storage_that_takes_whole_files_only_nothing_but_the_logs_changes(
         logs.close()
     listener = RankOutput("none", lambda rank, line: None, lambda report: None, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("pipelines.launch.driver.logs.shutil.copyfile", lambda source, target: Path("/away").read_bytes())
+        patch.setattr("shutil.copyfile", lambda source, target: Path("/away").read_bytes())
         listener.lines(0, ["lost"])
     listener.lines(0, ["third"])
     listener.close()
