@@ -134,7 +134,7 @@ def run_and_tell_ports(host: str, folder: str) -> tuple[int, list[str]]:
 
     def server(*args: object, **options: object) -> RendezvousServer:
         servers.append(RendezvousServer(*args, **options))
-        (Path(folder) / "ports.tmp").write_text(f"{channels[-1].address.port} {servers[-1].port}")
+        (Path(folder) / "ports.tmp").write_text(f"{channels[-1].address.port} {servers[-1].server_port}")
         (Path(folder) / "ports.tmp").rename(Path(folder) / "ports")
         return servers[-1]
 

@@ -24,8 +24,11 @@ QUIET_SECONDS = 10.0
 """Seconds without a request before the server closes: process sets in `hvd.init` join after the ranks."""
 
 
-class RendezvousServer:
+class RendezvousServer(socketserver.ThreadingMixIn, HTTPServer):
     """Serves until all ranks have joined, or until `close`."""
+
+    daemon_threads = True
+    request_queue_size = 1024
 
     def __init__(self, bind: str, size: int, is_peer: Callable[[str], bool], *, stay_open: bool = False) -> None:
         """Bind a random port and serve.
@@ -39,31 +42,20 @@ class RendezvousServer:
         self._size = size
         self._is_peer = is_peer
         self._stay_open = stay_open
+        self.maximum_value_bytes = max(_MINIMUM_OF_LARGEST_VALUE, _BYTES_PER_ADDRESS * size)
+        self._slots = threading.BoundedSemaphore(_MAXIMUM_CONNECTIONS_PER_RANK * size + 8)
         self._lock = threading.Lock()
         self._values: dict[tuple[str, str], bytes] = {}
         self._joined: set[str] = set()
         self._last_request = time.monotonic()
         self._closed = threading.Event()
-        self._server = _KeyValueServer((bind, 0), self)
-        self.port: int = self._server.server_address[1]
+        super().__init__((bind, 0), _Handler)
         threading.Thread(target=self._serve, name="groundswell-rendezvous", daemon=True).start()
 
     def close(self) -> None:
         """Stop listening."""
         self._closed.set()
-        self._server.shutdown()
-
-    def admits(self, address: str) -> bool:
-        """Return whether the server answers connections from an address."""
-        return self._is_peer(address)
-
-    def maximum_connections(self) -> int:
-        """Return the largest number of requests that are answered at a time."""
-        return _MAXIMUM_CONNECTIONS_PER_RANK * self._size + 8
-
-    def maximum_value_bytes(self) -> int:
-        """Return the limit to the bytes of a value."""
-        return max(_MINIMUM_OF_LARGEST_VALUE, _BYTES_PER_ADDRESS * self._size)
+        self.shutdown()
 
     def get(self, scope: str, key: str) -> bytes | None:
         """Return a value, or None while the key has none."""
@@ -87,10 +79,9 @@ class RendezvousServer:
                 self._joined.add(key)
 
     def _serve(self) -> None:
-        watch = threading.Thread(target=self._close_when_joined, daemon=True)
-        watch.start()
-        self._server.serve_forever(poll_interval=0.05)
-        self._server.server_close()
+        threading.Thread(target=self._close_when_joined, daemon=True).start()
+        self.serve_forever(poll_interval=0.05)
+        self.server_close()
 
     def _close_when_joined(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
@@ -99,6 +90,25 @@ class RendezvousServer:
                 quiet = time.monotonic() - self._last_request > QUIET_SECONDS
             if joined and quiet and not self._stay_open:
                 self.close()
+
+    def server_bind(self) -> None:
+        # HTTPServer's own method would ask a name server for this machine's name.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def verify_request(self, request: object, client_address: object) -> bool:
+        assert isinstance(client_address, tuple)
+        # Each request has a thread, up to a limit; the kernel's queue holds further requests.
+        return self._is_peer(client_address[0]) and self._slots.acquire(timeout=_REQUEST_SECONDS)
+
+    def process_request_thread(self, request: object, client_address: object) -> None:
+        try:
+            super().process_request_thread(request, client_address)  # type: ignore[arg-type]
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        pass  # a client that hangs up early is not an error
 
 
 class Rendezvous:
@@ -123,7 +133,7 @@ class Rendezvous:
         self._server = RendezvousServer(self._bind, self._size, self._is_peer, stay_open=self._stay_open)
         return {
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": self._host,
-            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self._server.port),
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self._server.server_port),
         }
 
     def close(self) -> None:
@@ -132,58 +142,29 @@ class Rendezvous:
             self._server.close()
 
 
-class _KeyValueServer(socketserver.ThreadingMixIn, HTTPServer):
-    daemon_threads = True
-    request_queue_size = 1024
-
-    def __init__(self, address: tuple[str, int], rendezvous: RendezvousServer) -> None:
-        self.rendezvous = rendezvous
-        self._slots = threading.BoundedSemaphore(rendezvous.maximum_connections())
-        super().__init__(address, _Handler)
-
-    def server_bind(self) -> None:
-        # HTTPServer's own method would ask a name server for this machine's name.
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def verify_request(self, request: object, client_address: object) -> bool:
-        assert isinstance(client_address, tuple)
-        # Each request has a thread, up to a limit; the kernel's queue holds further requests.
-        return self.rendezvous.admits(client_address[0]) and self._slots.acquire(timeout=_REQUEST_SECONDS)
-
-    def process_request_thread(self, request: object, client_address: object) -> None:
-        try:
-            super().process_request_thread(request, client_address)  # type: ignore[arg-type]
-        finally:
-            self._slots.release()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        pass  # a client that hangs up early is not an error
-
-
 class _Handler(BaseHTTPRequestHandler):
-    server: _KeyValueServer
+    server: RendezvousServer
     timeout = _REQUEST_SECONDS
 
     def do_GET(self) -> None:
         if (place := self._place()) is not None:
-            value = self.server.rendezvous.get(*place)
+            value = self.server.get(*place)
             self._reply(404) if value is None else self._reply(200, value)
 
     def do_PUT(self) -> None:
         if (place := self._place()) is None:
             return
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > self.server.rendezvous.maximum_value_bytes():
+        if not length.isdecimal() or int(length) > self.server.maximum_value_bytes:
             self._reply(413)
             return
         value = self.rfile.read(int(length))
         complete = len(value) == int(length)
-        self._reply(200 if complete and self.server.rendezvous.put(*place, value) else 409)
+        self._reply(200 if complete and self.server.put(*place, value) else 409)
 
     def do_DELETE(self) -> None:
         if (place := self._place()) is not None:
-            self.server.rendezvous.leave(*place)
+            self.server.leave(*place)
             self._reply(200)
 
     def _place(self) -> tuple[str, str] | None:

@@ -19,7 +19,7 @@ def server() -> Iterator[RendezvousServer]:
 
 
 def ask(server: RendezvousServer, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=patient(10))) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=patient(10))) as connection:
         connection.request(method, path, body)
         answer = connection.getresponse()
         return answer.status, answer.read()
@@ -88,7 +88,7 @@ def test_ranks_are_served_while_others_flood(server: RendezvousServer) -> None:
 
     def flood() -> None:
         while not stop.is_set():
-            with suppress(OSError), socket.create_connection(("127.0.0.1", server.port), 5) as stranger:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", server.server_port), 5) as stranger:
                 stranger.sendall(b"NONSENSE\r\n\r\n")
                 stranger.recv(100)
 
