@@ -45,9 +45,7 @@ class BarrierTasks:
         self._thread = InheritableThread(target=self._submit, args=(size, _barrier_function(task_input)))
         self._thread.start()
         if not is_local(spark):
-            watcher = InheritableThread(target=self._watch_executors)
-            watcher.daemon = True
-            watcher.start()
+            InheritableThread(target=self._watch_executors, daemon=True).start()
 
     def failure(self) -> str | None:
         """Return Spark's reason once the stage has failed.

@@ -28,10 +28,8 @@ def is_jvm_gone(context: SparkContext) -> bool:
     parameters = context._gateway.gateway_parameters  # type: ignore[union-attr]
     try:
         socket.create_connection((parameters.address, parameters.port), _ANSWER_SECONDS).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
     return False
 
 

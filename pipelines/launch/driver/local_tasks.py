@@ -21,9 +21,8 @@ class LocalTasks:
         self._cancelled = threading.Event()
         each = task_input.gpus_per_worker
         cores = max(1, len(os.sched_getaffinity(0)) // size)
-        addresses = [str(position) for position in range(len(local_gpus()))]
-        gpus = [addresses[task * each : task * each + each] for task in range(size)]
-        by_task = [TaskResources(task, LOOPBACK, cores, gpus[task]) for task in range(size)]
+        gpus = [str(position) for position in range(len(local_gpus()))]
+        by_task = [TaskResources(n, LOOPBACK, cores, gpus[n * each : n * each + each]) for n in range(size)]
         self._threads = [threading.Thread(target=self._run, args=(task_input, resources)) for resources in by_task]
         for thread in self._threads:
             thread.start()

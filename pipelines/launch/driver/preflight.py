@@ -5,6 +5,7 @@ import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from pyspark import SparkConf
 from pyspark.sql import SparkSession
@@ -161,30 +162,29 @@ def drop_lost_executors(spark: SparkSession, unreachable_hosts: Collection[str] 
     """
     if is_local(spark):
         return
-    context = spark.sparkContext._jsc.sc()
-    executors = context.statusStore().executorList(True)
-    for number in range(executors.size()):
-        executor = executors.apply(number)
+    for executor in _executors(spark):
         host, _, port = executor.hostPort().rpartition(":")
         # An executor that Spark has just started has no port yet.
-        is_asked = executor.id() != "driver" and host and host not in unreachable_hosts
-        if is_asked and not answers(host, port):
+        if host and host not in unreachable_hosts and not answers(host, port):
             _log.warning("executor %s at %s does not answer: it is dropped", executor.id(), executor.hostPort())
             # `killExecutor` would lower the number of executors that Spark requests for the rest of the session.
-            context.killAndReplaceExecutor(executor.id())
+            spark.sparkContext._jsc.sc().killAndReplaceExecutor(executor.id())
 
 
 def decommissioned_executor(spark: SparkSession) -> str | None:
     """Return which executor with running tasks Spark will decommission; None if there is none."""
-    context = spark.sparkContext._jsc.sc()
-    executors = context.statusStore().executorList(True)
-    for number in range(executors.size()):
-        executor = executors.apply(number)
-        if executor.id() == "driver" or not executor.activeTasks():
-            continue
-        if context.taskScheduler().getExecutorDecommissionState(executor.id()).isDefined():
+    scheduler = spark.sparkContext._jsc.sc().taskScheduler()
+    for executor in _executors(spark):
+        if executor.activeTasks() and scheduler.getExecutorDecommissionState(executor.id()).isDefined():
             return f"Spark decommissions executor {executor.id()} at {executor.hostPort()}"
     return None
+
+
+def _executors(spark: SparkSession) -> list[Any]:
+    """Return the active executors of Spark's status store, without the driver."""
+    listed = spark.sparkContext._jsc.sc().statusStore().executorList(True)
+    executors = [listed.apply(number) for number in range(listed.size())]
+    return [executor for executor in executors if executor.id() != "driver"]
 
 
 def check_encryption(spark: SparkSession, accepted: bool) -> None:
@@ -255,15 +255,13 @@ def _check_names(hellos: Sequence[Hello]) -> None:
 
 
 def _check_gpus(hellos: Sequence[Hello]) -> None:
-    owners: dict[tuple[str, str], int] = {}
-    for hello in hellos:
-        for device in filter(lambda name: name not in ("", "-1"), hello.devices.split(",")):
-            if (hello.host, device) in owners:
-                raise RuntimeError(
-                    f"GPU {device} of host {hello.host} was given to two tasks: look at the discovery script "
-                    "(spark.worker.resource.gpu.discoveryScript), and give each worker of a host GPUs of its own"
-                )
-            owners[hello.host, device] = hello.task
+    tasks = Counter((hello.host, device) for hello in hellos for device in hello.devices.split(","))
+    for (host, device), count in tasks.items():
+        if count > 1 and device not in ("", "-1"):
+            raise RuntimeError(
+                f"GPU {device} of host {host} was given to two tasks: look at the discovery script "
+                "(spark.worker.resource.gpu.discoveryScript), and give each worker of a host GPUs of its own"
+            )
 
 
 def _warn_of_little_shared_memory(hellos: Sequence[Hello]) -> None:

@@ -25,8 +25,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from pipelines.launch.keras_door import hook
 from pipelines.machine.proc import namespace
@@ -68,7 +67,11 @@ class ForkServer:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "pipelines.launch.rank.fork_server", str(listener.fileno()), *modules],
                 stdin=subprocess.PIPE,
-                env={**(environment or os.environ), "PYTHONPATH": _path(), "PYTHONHASHSEED": "0"},
+                env={
+                    **(environment or os.environ),
+                    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                    "PYTHONHASHSEED": "0",
+                },
                 pass_fds=[listener.fileno()],
                 start_new_session=True,
             )
@@ -84,14 +87,6 @@ class ForkServer:
         self._process.stdin.close()
         self._process.wait()
         self._folder.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class ForkedProcess:
@@ -169,10 +164,6 @@ class ForkedProcess:
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
-
-    def terminate(self) -> None:
-        """Ask the process to end."""
-        self.send_signal(signal.SIGTERM)
 
     def _ended(self, flags: int) -> int | None:
         if self.returncode is None:
@@ -275,10 +266,6 @@ def _import(names: Sequence[str]) -> None:
             importlib.import_module(name)
         for name in _WITH_THREADS:
             del sys.modules[name]
-
-
-def _path() -> str:
-    return os.pathsep.join(filter(None, sys.path))
 
 
 def _home() -> str:

@@ -51,8 +51,8 @@ def visible_gpus(resources: TaskResources, gpus_per_worker: int) -> tuple[str, s
     if len(resources.gpus) < gpus_per_worker:
         return "-1", f"Spark gave a task {len(resources.gpus)} GPUs: set spark.task.resource.gpu.amount"
     try:
-        addresses = resources.gpus[:gpus_per_worker]
-        return visible_devices(addresses, os.environ.get("CUDA_VISIBLE_DEVICES")), cuda.complaint()
+        devices = visible_devices(resources.gpus[:gpus_per_worker], os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return devices, cuda.complaint()
     except RuntimeError as error:
         return "-1", str(error)
 
@@ -67,8 +67,17 @@ def hello_of(resources: TaskResources, port: int | None, devices: str, complaint
         complaint: The second value of `visible_gpus`.
     """
     name = socket.gethostname()
-    resolved, memory = _resolved(name), _shared_memory_mib()
-    return Hello(resources.task, resources.host, port, devices, complaint, name, resolved, memory, versions())
+    return Hello(
+        resources.task,
+        resources.host,
+        port,
+        devices,
+        complaint,
+        hostname=name,
+        resolves_to=_resolved(name),
+        shared_memory_mib=_shared_memory_mib(),
+        versions=versions(),
+    )
 
 
 def _shared_memory_mib() -> int:

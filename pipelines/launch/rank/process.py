@@ -10,8 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from multiprocessing import Pipe
 from pathlib import Path
@@ -111,9 +111,9 @@ class RankProcess:
         self._memory = _MemoryUse()
         self._is_ended = False
         self._folder = tempfile.mkdtemp(prefix="groundswell-")
-        mark = f"{_MARK}={secrets.token_hex(16)}"
+        mark = secrets.token_hex(16)
         self._guard = subprocess.Popen(
-            ["/bin/sh", "-c", _GUARD, "groundswell-guard", mark, self._folder],
+            ["/bin/sh", "-c", _GUARD, "groundswell-guard", f"{_MARK}={mark}", self._folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -123,7 +123,6 @@ class RankProcess:
         self.reader, writer = Pipe(duplex=False)
         orders, self._orders = Pipe(duplex=False)
         descriptors = [writer.fileno(), self._faults.fileno(), self.result.fileno(), orders.fileno(), *memory]
-        name, value = mark.split("=")
         variables = {
             **os.environ,
             **rank_environment(threads),
@@ -131,12 +130,15 @@ class RankProcess:
             "TMPDIR": self._folder,
             HOST_TMPDIR_VARIABLE: tempfile.gettempdir(),
             **environment,
-            name: value,
+            _MARK: mark,
         }
         stdin, ours = os.pipe()
         self._stdin = os.fdopen(ours, "wb")
-        with _blocked(HANDLED_SIGNALS):
+        earlier = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)  # until the process can handle them
+        try:
             self.process = _start(variables, stdin, self.log.file.fileno(), descriptors, fork_server)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
         os.close(stdin)
         writer.close()
         orders.close()
@@ -166,7 +168,7 @@ class RankProcess:
 
     def request_stop(self) -> None:
         """Ask the function to end soon: `report.stop_requested` becomes true."""
-        self.process.terminate()
+        self.process.send_signal(signal.SIGTERM)
 
     def stacks(self) -> str:
         """Return the current stacks of all Python threads of a process that may be stuck."""
@@ -280,13 +282,3 @@ class _MemoryUse:
         if self._group is not None and oom_kills(self._group) > self._kills:
             return f" by the out-of-memory killer of its control group ({used})"
         return f" ({used}; if nobody else did, the out-of-memory killer did)"
-
-
-@contextmanager
-def _blocked(signals: Set[signal.Signals]) -> Iterator[None]:
-    """Block signals for a process that starts in this block, until it can handle them."""
-    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)

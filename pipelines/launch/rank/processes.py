@@ -26,7 +26,7 @@ class RankProcesses:
             fork_server: The same as in `RankProcess`.
         """
         self.log = RankLog()
-        self._environment, self._threads, self._spares = environment, threads, spares
+        self._environment, self._threads, self.can_replace = environment, threads, spares
         self._fork_server = fork_server
         # Only these processes can open these files, which disappear when the task ends.
         self._memory = [os.memfd_create(f"groundswell-{n}") for n in range(_MEMORY_FILES)] if spares else []
@@ -41,14 +41,9 @@ class RankProcesses:
 
     def prepare_spare(self) -> None:
         """Start a spare that calls the function and waits for its turn, if spares are on and there is none."""
-        if self._spares and self._spare is None:
+        if self.can_replace and self._spare is None:
             self._spare = self._start()
             self._spare.begin(replace(self._header, is_spare=True), self._payload)
-
-    @property
-    def can_replace(self) -> bool:
-        """Whether another process can take the place of the current one."""
-        return self._spares
 
     def replace(self) -> RankProcess:
         """End the children of the dead current process, and let the spare take its place; return the dead process.

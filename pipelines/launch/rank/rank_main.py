@@ -22,7 +22,6 @@ import cloudpickle
 
 from pipelines.launch.keras_door import hook
 from pipelines.launch.rank import membership
-from pipelines.launch.rank.membership import ORPHAN_EXIT_CODE
 from pipelines.launch.rank.report import StoppedOnRequest, connect, request_stop, send
 from pipelines.launch.wire.messages import FunctionFailure, FunctionReturned, FunctionStarted
 
@@ -66,7 +65,8 @@ def main() -> int:
             _write_result(result, results)
         send(FunctionReturned())
     except BaseException as error:
-        send(_failure(error))
+        lines = "".join(traceback.format_exception(error))
+        send(FunctionFailure(type(error).__name__, str(error), lines, isinstance(error, StoppedOnRequest)))
         return FUNCTION_RAISED_EXIT_CODE
     return 0
 
@@ -101,11 +101,6 @@ def _write_result(result: object, descriptor: int) -> None:
             ) from error
 
 
-def _failure(error: BaseException) -> FunctionFailure:
-    lines = "".join(traceback.format_exception(error))
-    return FunctionFailure(type(error).__name__, str(error), lines, isinstance(error, StoppedOnRequest))
-
-
 def _read() -> bytes:
     return _exactly(int.from_bytes(_exactly(LENGTH_BYTES), "little"))
 
@@ -113,7 +108,7 @@ def _read() -> bytes:
 def _exactly(size: int) -> bytes:
     data = sys.stdin.buffer.read(size)
     if len(data) < size:  # the task is gone
-        os._exit(ORPHAN_EXIT_CODE)
+        os._exit(membership.ORPHAN_EXIT_CODE)
     return data
 
 

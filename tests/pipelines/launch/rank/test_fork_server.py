@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    with ForkServer(["colorsys", "numpy"], {"KERAS_BACKEND": "tensorflow"}) as started:
+    with closing(ForkServer(["colorsys", "numpy"], {"KERAS_BACKEND": "tensorflow"})) as started:
         yield started
 
 
@@ -111,7 +112,7 @@ def test_how_a_fork_ends_is_passed_on(server: ForkServer, folder: Path, what: st
 def test_a_signal_reaches_a_fork_and_nothing_that_has_its_number_later(server: ForkServer, folder: Path) -> None:
     told = Told(server, folder, "wait")
     assert told.poll() is None
-    told.terminate()
+    told.send_signal(signal.SIGTERM)
     assert told.wait() == -signal.SIGTERM
     told.send_signal(signal.SIGKILL)
 
@@ -148,7 +149,7 @@ def test_a_server_of_other_code_refuses(server: ForkServer, tmp_path: Path) -> N
 
 
 def test_a_fork_outlives_its_server_but_is_not_waited_for_in_vain(folder: Path) -> None:
-    with ForkServer([], {"KERAS_BACKEND": "tensorflow"}) as server:
+    with closing(ForkServer([], {"KERAS_BACKEND": "tensorflow"})) as server:
         told = Told(server, folder, "wait")
         wait_until(lambda: os.fstat(told.output.fileno()).st_size or told.poll() is not None)  # it runs its module
         assert told.poll() is None, "it ended without a word"
@@ -172,7 +173,7 @@ def facts() -> tuple[int, bool, str]:
 
 @pytest.mark.parallel
 def test_ranks_are_forks_where_the_server_fits_and_new_interpreters_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    with ForkServer(["colorsys"], {**os.environ, **rank_environment(1)}) as server:
+    with closing(ForkServer(["colorsys"], {**os.environ, **rank_environment(1)})) as server:
         monkeypatch.setenv(FORK_SERVER_VARIABLE, server.address)
         quiet = {"on_log": lambda rank, line: None}
         assert BarrierRunner(None, 2, **quiet).run_all(facts) == [(server.pid, True, "0"), (server.pid, True, "1")]

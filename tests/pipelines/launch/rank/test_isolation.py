@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import cloudpickle
@@ -42,7 +43,7 @@ def test_a_driver_that_is_killed_takes_frozen_ranks_and_their_children_along(
     tmp_path: Path, project: Path, forked: bool
 ) -> None:
     """The marks in the environments that tell the guard which processes to kill: those of forks are the server's."""
-    with ForkServer(["colorsys"], {**os.environ, **rank_environment(1)}) as server:
+    with closing(ForkServer(["colorsys"], {**os.environ, **rank_environment(1)})) as server:
         environment = {**os.environ, "PYTHONPATH": str(project)}
         if forked:
             environment[FORK_SERVER_VARIABLE] = server.address
