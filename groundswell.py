@@ -44,7 +44,6 @@ __all__ = [
     "train",
 ]
 
-_ROOT = Path(__file__).parent
 _PACKAGES = ("conf", "jobs", "models", "pipelines")
 _WHERE = {
     "load": "jobs.shell.paths",
@@ -69,7 +68,7 @@ def check_packages() -> None:
         ImportError: A folder or file hides a package; the message names both.
     """
     for name in _PACKAGES:
-        spec, ours = find_spec(name), _ROOT / name / "__init__.py"
+        spec, ours = find_spec(name), Path(__file__).with_name(name) / "__init__.py"
         if spec is not None and spec.origin is not None and Path(spec.origin).resolve() != ours.resolve():
             other = spec.origin.removesuffix("/__init__.py")
             raise ImportError(

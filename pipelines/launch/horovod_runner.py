@@ -75,8 +75,9 @@ class HorovodRunner:
         spark = SparkSession.builder.getOrCreate()
         check_session(spark)
         size = self.num_processor or settled_slots(spark)
-        gpus = gpus_per_task(spark)
-        return BarrierRunner(spark, size, gpus_per_worker=gpus, picks_gpu=True, log_to_driver=self._log_to_driver)
+        return BarrierRunner(
+            spark, size, gpus_per_worker=gpus_per_task(spark), picks_gpu=True, log_to_driver=self._log_to_driver
+        )
 
 
 def __getattr__(name: str) -> Any:

@@ -51,7 +51,7 @@ class StartError(InfrastructureError):
     """The error when not all ranks of an attempt have started."""
 
 
-class _RanksFailed(RuntimeError):
+class _RootCauseError(RuntimeError):
     """An error with the outcome of each rank, and with the root cause."""
 
     def __init__(self, outcomes: Sequence[Outcome]) -> None:
@@ -61,14 +61,14 @@ class _RanksFailed(RuntimeError):
         super().__init__(describe(self.root, self.outcomes))
 
 
-class WorkerError(_RanksFailed):
+class WorkerError(_RootCauseError):
     """The user's function raised an exception in a rank, which is the root cause of the failure.
 
     The text contains the rank that failed first, its traceback, and a table of all ranks.
     """
 
 
-class RankLostError(_RanksFailed, InfrastructureError):
+class RankLostError(_RootCauseError, InfrastructureError):
     """A rank died, hung, was lost or was asked to stop, which is the root cause of the failure.
 
     The text contains the rank that failed first, its last lines, and a table of all ranks.

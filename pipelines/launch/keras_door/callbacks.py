@@ -219,15 +219,11 @@ def _has_weights(model: Any) -> bool:
 
 
 def _rate(optimizer: Any) -> float:
-    rate = optimizer.learning_rate
-    return float(native(rate))
+    return float(native(optimizer.learning_rate))
 
 
 def _velocities(optimizer: Any) -> list[Any]:
     """Return the variables of SGD and RMSprop with a moving sum of updates, each multiplied by its learning rate."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if type(inner).__name__ == "SGD":
-        return list(getattr(inner, "momentums", None) or [])
-    if type(inner).__name__ == "RMSprop":
-        return list(getattr(inner, "_momentums", None) or [])
-    return []
+    attribute = {"SGD": "momentums", "RMSprop": "_momentums"}.get(type(inner).__name__)
+    return list((attribute and getattr(inner, attribute, None)) or [])

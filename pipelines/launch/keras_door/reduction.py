@@ -34,7 +34,12 @@ class Reduction:
 
     def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Return the reduced gradients; None and gradients that stay local keep their positions."""
-        reduced = [self._dense(gradient) for gradient in gradients]
+        reduced = [
+            tf.convert_to_tensor(gradient)
+            if self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices)
+            else gradient
+            for gradient in gradients
+        ]
         if not self.process_set.included() or self.process_set.size() == 1:
             return reduced
         references = [native(variable).ref() for variable in variables]
@@ -58,10 +63,6 @@ class Reduction:
             for position in set(range(len(reduced))) - set(sent):
                 reduced[position] = _divided(reduced[position], self.process_set.size())
         return reduced
-
-    def _dense(self, gradient: Any) -> Any:
-        sparse = isinstance(gradient, tf.IndexedSlices)
-        return tf.convert_to_tensor(gradient) if sparse and self.sparse_as_dense else gradient
 
     def _groups(self, sent: list[int], references: list[Any], gradients: list[Any]) -> list[list[int]]:
         """Return positions by group, in the same order on every rank; one operation takes only one type."""

@@ -172,8 +172,8 @@ class _RunningRank:
         if raised or asked or self._returned or self._stopped or not self._processes.can_replace:
             return False
         dead, self._spare_due, self._is_ready = self._processes.replace(), None, False
-        code, lines = dead.exit_code, self._processes.log.last_lines()
-        self._link.send(ProcessDied(dead.death(), code, dead.faults(), lines))
+        lines = self._processes.log.last_lines()
+        self._link.send(ProcessDied(dead.death(), dead.exit_code, dead.faults(), lines))
         self._process = self._processes.current
         return True
 

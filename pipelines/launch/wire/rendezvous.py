@@ -92,23 +92,25 @@ class RendezvousServer(socketserver.ThreadingMixIn, HTTPServer):
                 self.close()
 
     def server_bind(self) -> None:
-        # HTTPServer's own method would ask a name server for this machine's name.
+        """Bind the port; HTTPServer's own method would also ask a name server for this machine's name."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def verify_request(self, request: object, client_address: object) -> bool:
+        """Return whether the server answers a connection."""
         assert isinstance(client_address, tuple)
         # Each request has a thread, up to a limit; the kernel's queue holds further requests.
         return self._is_peer(client_address[0]) and self._slots.acquire(timeout=_REQUEST_SECONDS)
 
     def process_request_thread(self, request: object, client_address: object) -> None:
+        """Answer a request in a thread of its own, and then let another request have one."""
         try:
             super().process_request_thread(request, client_address)  # type: ignore[arg-type]
         finally:
             self._slots.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        pass  # a client that hangs up early is not an error
+        """Do nothing: a client that hangs up early is not an error."""
 
 
 class Rendezvous:
@@ -181,4 +183,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(value)
 
     def log_message(self, format: str, *args: object) -> None:
-        pass
+        """Log nothing."""
