@@ -44,7 +44,6 @@ __all__ = [
     "train",
 ]
 
-_PACKAGES = ("conf", "jobs", "models", "pipelines")
 _WHERE = {
     "load": "jobs.shell.paths",
     "override": "conf.load",
@@ -67,7 +66,7 @@ def check_packages() -> None:
     Raises:
         ImportError: A folder or file hides a package; the message names both.
     """
-    for name in _PACKAGES:
+    for name in ("conf", "jobs", "models", "pipelines"):
         spec, ours = find_spec(name), Path(__file__).with_name(name) / "__init__.py"
         if spec is not None and spec.origin is not None and Path(spec.origin).resolve() != ours.resolve():
             other = spec.origin.removesuffix("/__init__.py")

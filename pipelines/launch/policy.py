@@ -33,10 +33,6 @@ class TimeLimits:
     stop_grace: float
     """Seconds within which ranks must end after a request to stop."""
 
-    def __post_init__(self) -> None:
-        if self.stop_grace < 0:
-            raise ValueError(f"stop_grace={self.stop_grace} is negative")
-
 
 @dataclass(frozen=True)
 class RetryPolicy:
@@ -47,10 +43,6 @@ class RetryPolicy:
     """Seconds before the first further attempt; doubled for each later one."""
     allowed_sizes: Sequence[int]
     """Numbers of ranks that a further attempt may have when slots are lost."""
-
-    def __post_init__(self) -> None:
-        if self.retries < 0:
-            raise ValueError(f"retries={self.retries} is negative")
 
     def retries_after(self, attempt: Attempt, error: InfrastructureError) -> bool:
         """Return whether another attempt follows."""

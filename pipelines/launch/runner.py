@@ -129,6 +129,9 @@ class BarrierRunner:
             raise ValueError(f"num_workers={num_workers}: at least one worker is needed")
         if log_to_driver not in get_args(LogToDriver):
             raise ValueError(f"log_to_driver={log_to_driver!r} is not one of {', '.join(get_args(LogToDriver))}")
+        for name, value in (("retries", retries), ("stop_grace", stop_grace)):
+            if value < 0:
+                raise ValueError(f"{name}={value} is negative")
         self._policy = RetryPolicy(retries, retry_wait, tuple(allowed_sizes))
         self._limits = TimeLimits(start_timeout, hang_timeout, stop_grace)
         self._spark = spark

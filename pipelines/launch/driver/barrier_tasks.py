@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
-from pyspark import BarrierTaskContext, InheritableThread, SparkContext
+from pyspark import BarrierTaskContext, InheritableThread
 from pyspark.sql import SparkSession
 
 from pipelines.launch.driver.failure import InfrastructureError
@@ -100,9 +100,8 @@ class BarrierTasks:
 
     def _submit(self, size: int, function: Callable[[Iterable[int]], Iterator[RankResult]]) -> None:
         try:
-            context: SparkContext = self._context
-            context.setJobGroup(self._group, self._description, interruptOnCancel=True)
-            self._results = context.parallelize(range(size), size).barrier().mapPartitions(function).collect()
+            self._context.setJobGroup(self._group, self._description, interruptOnCancel=True)
+            self._results = self._context.parallelize(range(size), size).barrier().mapPartitions(function).collect()
         except BaseException as error:
             self._error = error
 

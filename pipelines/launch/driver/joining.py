@@ -73,10 +73,10 @@ class JoinRounds:
         self._rounds += 1
         return self._open_rendezvous()
 
-    def missing(self, seconds: float) -> set[int] | None:
-        """Return the tasks whose ranks are not ready after others have waited `seconds`; None if no rank has."""
+    def missing(self, seconds: float) -> set[int]:
+        """Return the tasks whose ranks are not ready after others have waited `seconds`; empty if no rank has."""
         if self._waits_since is None or time.monotonic() - self._waits_since <= seconds:
-            return None
+            return set()
         return set(range(self._size)) - set(self._ready)
 
     @property

@@ -45,10 +45,8 @@ def place(hosts: Sequence[str]) -> list[Placement]:
     names = list(local_sizes)
     first_rank = {name: sum(local_sizes[earlier] for earlier in names[:number]) for number, name in enumerate(names)}
     placements = []
-    seen: Counter[str] = Counter()
-    for host in hosts:
-        local_rank = seen[host]
-        seen[host] += 1
+    for task, host in enumerate(hosts):
+        local_rank = hosts[:task].count(host)
         # A host takes part in the cross communicator of a local rank only if it has that local rank.
         peers = [name for name in names if local_sizes[name] > local_rank]
         placements.append(

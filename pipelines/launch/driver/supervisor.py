@@ -312,11 +312,8 @@ class Supervisor:
 
     def _look_for_late(self) -> None:
         """End ranks that others wait for, if they take longer than a start may take."""
-        missing = self._joining.missing(self._limits.start)
-        if missing is None:
-            return
         words = f"hung: the other ranks have waited for it to join for {self._limits.start:g} s"
-        for task in sorted(missing):
+        for task in sorted(self._joining.missing(self._limits.start)):
             self._members.end_as(self._members.by_task[task], "hung", words)
 
     def _pass_stop_on(self) -> None:

@@ -118,11 +118,7 @@ class LearningRateSchedule:
         self.initial_lr, self.start_epoch, self.end_epoch = initial_lr, start_epoch, end_epoch
         self.staircase, self.momentum_correction, self.steps_per_epoch = staircase, momentum_correction, steps_per_epoch
         self.current_epoch = 0
-        if callable(multiplier):
-            self.multiplier = multiplier
-        else:
-            factor = multiplier
-            self.multiplier = lambda epoch: factor ** (epoch - start_epoch)
+        self.multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Find the number of steps of an epoch if it is needed.
@@ -133,8 +129,10 @@ class LearningRateSchedule:
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
-                name = type(self).__name__
-                raise ValueError(f"Keras does not know the number of steps of an epoch: pass steps_per_epoch to {name}")
+                raise ValueError(
+                    "Keras does not know the number of steps of an epoch: pass steps_per_epoch to "
+                    f"{type(self).__name__}"
+                )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Store the epoch."""
@@ -225,5 +223,5 @@ def _rate(optimizer: Any) -> float:
 def _velocities(optimizer: Any) -> list[Any]:
     """Return the variables of SGD and RMSprop with a moving sum of updates, each multiplied by its learning rate."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    attribute = {"SGD": "momentums", "RMSprop": "_momentums"}.get(type(inner).__name__)
-    return list((attribute and getattr(inner, attribute, None)) or [])
+    attribute = {"SGD": "momentums", "RMSprop": "_momentums"}.get(type(inner).__name__, "")
+    return list(getattr(inner, attribute, None) or [])

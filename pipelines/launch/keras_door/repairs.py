@@ -69,9 +69,8 @@ def repair_callbacks(callbacks: ModuleType) -> None:
 
     keras = callbacks.keras
     for name, behaviour in CALLBACKS.items():
-        kind = type(name, (behaviour, keras.callbacks.Callback), {"__module__": callbacks.__name__})
-        kind.__doc__ = behaviour.__doc__
-        setattr(callbacks, name, kind)
+        described = {"__module__": callbacks.__name__, "__doc__": behaviour.__doc__}
+        setattr(callbacks, name, type(name, (behaviour, keras.callbacks.Callback), described))
 
 
 def repair_backend(horovod_keras: ModuleType) -> None:

@@ -12,8 +12,6 @@ from pipelines.machine.proc import nvidia_kernel_module
 # By CUDA's major version: the oldest driver that supports all its minor versions. NVIDIA, CUDA Compatibility, "Minor
 # Version Compatibility", table 1: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
 _OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
-_BUILD = "python/platform/build_info.py"
-_SECONDS = 20.0
 
 
 @cache
@@ -57,7 +55,7 @@ def _needed() -> str | None:
     """Return the CUDA version in TensorFlow's build file; importing TensorFlow would take ten seconds."""
     spec = find_spec("tensorflow")
     for folder in (spec and spec.submodule_search_locations) or ():
-        file = Path(folder, _BUILD)
+        file = Path(folder, "python/platform/build_info.py")
         if file.is_file():
             version = runpy.run_path(str(file)).get("build_info", {}).get("cuda_version")
             return str(version) if version else None
@@ -66,6 +64,6 @@ def _needed() -> str | None:
 
 def _nvidia_smi() -> str:
     try:
-        return subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=_SECONDS).stdout
+        return subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=20.0).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""

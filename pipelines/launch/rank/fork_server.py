@@ -64,7 +64,7 @@ class ForkServer:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(self.address)
             listener.listen()
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "pipelines.launch.rank.fork_server", str(listener.fileno()), *modules],
                 stdin=subprocess.PIPE,
                 env={
@@ -76,16 +76,11 @@ class ForkServer:
                 start_new_session=True,
             )
 
-    @property
-    def pid(self) -> int:
-        """The process ID of the server."""
-        return self._process.pid
-
     def close(self) -> None:
         """End the server."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
         self._folder.cleanup()
 
 

@@ -75,9 +75,11 @@ def rank_environment(threads: int) -> dict[str, str]:
     Args:
         threads: Number of threads for TensorFlow and OpenMP.
     """
+    backend = os.environ.get("MPLBACKEND", "")
     return {
         **ALLOCATOR,
-        "MPLBACKEND": _plot_backend(),
+        # A notebook's backend of Matplotlib, or none, becomes one without windows.
+        "MPLBACKEND": "Agg" if not backend or backend.startswith("module://") else backend,
         "PYTHONUNBUFFERED": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         **dict.fromkeys(THREAD_VARIABLES, str(threads)),
@@ -175,9 +177,7 @@ class RankProcess:
         self.process.send_signal(signal.SIGUSR1)
         deadline = time.monotonic() + _STACKS_SECONDS
         written = -1
-        while written != (written := self._faults_size()) or written == 0:
-            if time.monotonic() > deadline:
-                break
+        while (written != (written := self._faults_size()) or written == 0) and time.monotonic() <= deadline:
             time.sleep(0.2)
         return self.faults() or "(no stack: the process did not answer)"
 
@@ -250,12 +250,6 @@ def _start(
         pass_fds=descriptors,
         start_new_session=True,
     )
-
-
-def _plot_backend() -> str:
-    """Return Matplotlib's backend; a notebook's backend, or none, becomes one without windows."""
-    backend = os.environ.get("MPLBACKEND", "")
-    return "Agg" if not backend or backend.startswith("module://") else backend
 
 
 class _MemoryUse:

@@ -191,8 +191,17 @@ class ConnectionServer:
 
     def _serve(self, connection: socket.socket, address: str) -> None:
         with closing(FrameConnection(connection, self._maximum_data_bytes)) as frames:
-            if not self._admit(connection, frames, address):
-                return
+            try:
+                proved = frames.accept_proof(self._secret)
+            except OSError:
+                proved = False
+            with self._lock:
+                self._strangers.pop(connection, None)
+                if not proved:
+                    self.refused += 1
+                    return
+                self._proved.add(connection)
+                self.peers.add(address)
             try:
                 self._serve_proved(frames)
             except (OSError, ValueError) as error:
@@ -200,21 +209,6 @@ class ConnectionServer:
             finally:
                 with self._lock:
                     self._proved.remove(connection)
-
-    def _admit(self, connection: socket.socket, frames: FrameConnection, address: str) -> bool:
-        """Return whether the other end has proved the secret; count it."""
-        try:
-            proved = frames.accept_proof(self._secret)
-        except OSError:
-            proved = False
-        with self._lock:
-            self._strangers.pop(connection, None)
-            if proved:
-                self._proved.add(connection)
-                self.peers.add(address)
-            else:
-                self.refused += 1
-        return proved
 
 
 def accept_connections(listener: socket.socket, take: Callable[[socket.socket, str], None], name: str) -> None:

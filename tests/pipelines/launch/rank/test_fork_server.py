@@ -161,7 +161,7 @@ def test_a_fork_outlives_its_server_but_is_not_waited_for_in_vain(folder: Path) 
 
 def test_a_server_ends_with_its_owner(folder: Path) -> None:
     code = "import os; from pipelines.launch.rank.fork_server import ForkServer\n"
-    code += "print(ForkServer([]).pid, flush=True)\nos._exit(0)"
+    code += "print(ForkServer([]).process.pid, flush=True)\nos._exit(0)"
     environment = {**os.environ, "TMPDIR": str(folder)}  # the owner's death leaves the socket's folder behind
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     wait_until(lambda: not Path(f"/proc/{int(done.stdout)}").exists())
@@ -176,7 +176,7 @@ def test_ranks_are_forks_where_the_server_fits_and_new_interpreters_elsewhere(mo
     with closing(ForkServer(["colorsys"], {**os.environ, **rank_environment(1)})) as server:
         monkeypatch.setenv(FORK_SERVER_VARIABLE, server.address)
         quiet = {"on_log": lambda rank, line: None}
-        assert BarrierRunner(None, 2, **quiet).run_all(facts) == [(server.pid, True, "0"), (server.pid, True, "1")]
+        assert BarrierRunner(None, 2, **quiet).run_all(facts) == [(server.process.pid, True, rank) for rank in "01"]
         new = BarrierRunner(None, 1, env={"KERAS_BACKEND": "tensorflow"}, **quiet).run_all(facts)
         assert new == [(os.getpid(), False, "0")]
     assert BarrierRunner(None, 1, **quiet).run_all(facts) == [(os.getpid(), False, "0")]

@@ -54,7 +54,7 @@ def test_a_driver_that_is_killed_takes_frozen_ranks_and_their_children_along(
             driver.kill()
             driver.wait()
         found = [path.read_text().split() for path in tmp_path.iterdir()]
-        assert {int(parent) for *_, parent, _ in found} == {server.pid if forked else driver.pid}
+        assert {int(parent) for *_, parent, _ in found} == {server.process.pid if forked else driver.pid}
         wait_until(lambda: not any(alive(int(pid)) for *pids, _, _ in found for pid in pids))
         wait_until(lambda: not any(Path(folder).exists() for *_, folder in found))
 
