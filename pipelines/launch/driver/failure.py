@@ -77,8 +77,7 @@ class RankLostError(_RootCauseError, InfrastructureError):
 
 def failure_of(outcomes: Sequence[Outcome]) -> WorkerError | RankLostError:
     """Return the error for outcomes in order of arrival; at least one of them is a failure."""
-    is_exception = root_cause(outcomes).kind == "exception"
-    return WorkerError(outcomes) if is_exception else RankLostError(outcomes)
+    return WorkerError(outcomes) if root_cause(outcomes).kind == "exception" else RankLostError(outcomes)
 
 
 def root_cause(outcomes: Sequence[Outcome]) -> Outcome:

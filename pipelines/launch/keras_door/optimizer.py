@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from functools import wraps
+from functools import cache, wraps
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +14,6 @@ from pipelines.launch.keras_door.reduction import Reduction
 
 _log = logging.getLogger(__name__)
 _MARK = "_groundswell_refuses_jit"
-_said = False
 
 
 class DistributedApply:
@@ -227,9 +226,8 @@ def _refuse_jit(keras: ModuleType) -> None:
     owner.compile = compile_without_jit
 
 
+@cache
 def _say_jit_is_off() -> None:
     """Log one line per job."""
-    global _said
-    if not _said and (not hvd.is_initialized() or hvd.rank() == 0):
+    if not hvd.is_initialized() or hvd.rank() == 0:
         _log.info('jit_compile="auto" becomes False: XLA cannot compile Horovod\'s collectives')
-    _said = True

@@ -79,10 +79,8 @@ class Reduction:
             return 0
         if isinstance(self.groups, int):
             return place * self.groups // count
-        for number, group in enumerate(self.groups):
-            if any(native(variable).ref() == reference for variable in group):
-                return number
-        return reference  # a separate group
+        holders = (n for n, group in enumerate(self.groups) if reference in [native(each).ref() for each in group])
+        return next(holders, reference)  # a variable that no group holds is a separate group
 
 
 def _divided(gradient: Any, divisor: int) -> Any:

@@ -1,5 +1,6 @@
 """Replacements in Horovod's modules; `hook` calls these functions when the module has been imported."""
 
+from collections.abc import Callable
 from functools import wraps
 from types import ModuleType
 from typing import Any
@@ -41,36 +42,31 @@ def accept_keras_sources(horovod: ModuleType) -> None:
 
 def repair_optimizers(implementation: ModuleType) -> None:
     """Let `hvd.DistributedOptimizer`, `hvd.PartialDistributedOptimizer` and `hvd.load_model` work with Keras 3."""
-    create, load = implementation.create_distributed_optimizer, implementation.load_model
+    for name, replacement in (("create_distributed_optimizer", "distribute"), ("load_model", "load_distributed")):
+        setattr(implementation, name, _replaced_in_keras_3(getattr(implementation, name), replacement))
 
-    @wraps(create)
-    def create_distributed_optimizer(keras: ModuleType, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+
+def _replaced_in_keras_3(original: Callable[..., Any], replacement: str) -> Callable[..., Any]:
+    """Return a function that calls one of `optimizer` for Keras 3, and Horovod's own for tf_keras."""
+
+    @wraps(original)
+    def chosen(keras: ModuleType, *args: Any, **kwargs: Any) -> Any:
         if not is_keras_3(keras):
-            return create(keras, optimizer, *args, **kwargs)
-        from pipelines.launch.keras_door.optimizer import distribute
+            return original(keras, *args, **kwargs)
+        from pipelines.launch.keras_door import optimizer
 
-        return distribute(keras, optimizer, *args, **kwargs)
+        return getattr(optimizer, replacement)(keras, *args, **kwargs)
 
-    @wraps(load)
-    def load_model(keras: ModuleType, *args: Any, **kwargs: Any) -> Any:
-        if not is_keras_3(keras):
-            return load(keras, *args, **kwargs)
-        from pipelines.launch.keras_door.optimizer import load_distributed
-
-        return load_distributed(keras, *args, **kwargs)
-
-    implementation.create_distributed_optimizer = create_distributed_optimizer  # type: ignore[attr-defined]
-    implementation.load_model = load_model  # type: ignore[attr-defined]
+    return chosen
 
 
 def repair_callbacks(callbacks: ModuleType) -> None:
     """Let the four callbacks work with the Keras that their module uses: 3, or tf_keras."""
     from pipelines.launch.keras_door.callbacks import CALLBACKS
 
-    keras = callbacks.keras
     for name, behaviour in CALLBACKS.items():
         described = {"__module__": callbacks.__name__, "__doc__": behaviour.__doc__}
-        setattr(callbacks, name, type(name, (behaviour, keras.callbacks.Callback), described))
+        setattr(callbacks, name, type(name, (behaviour, callbacks.keras.callbacks.Callback), described))
 
 
 def repair_backend(horovod_keras: ModuleType) -> None:

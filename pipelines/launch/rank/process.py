@@ -194,11 +194,10 @@ class RankProcess:
 
     def death(self) -> str:
         """Return how the process ended, in words."""
-        code = self.exit_code
-        if code >= 0:
-            return f"exited with code {code}"
-        words = f"killed by {signal.Signals(-code).name}"
-        return words + self._memory.words() if -code == signal.SIGKILL else words
+        if self.exit_code >= 0:
+            return f"exited with code {self.exit_code}"
+        words = f"killed by {signal.Signals(-self.exit_code).name}"
+        return words + self._memory.words() if self.exit_code == -signal.SIGKILL else words
 
     def end(self) -> None:
         """Kill the process and all its children, and remove its temporary folder; a second call does nothing."""

@@ -65,16 +65,14 @@ class RankProcesses:
 
     def end(self) -> None:
         """Kill the processes and all their children."""
-        for process in (self.current, self._spare):
-            if process is not None:
-                process.end()
+        for process in filter(None, (self.current, self._spare)):
+            process.end()
         self.log.finish()
 
     def close(self) -> None:
         """Close files and pipes, after `end`."""
-        for process in (self.current, self._spare, *self._dead):
-            if process is not None:
-                process.close()
+        for process in filter(None, (self.current, self._spare, *self._dead)):
+            process.close()
         self.log.close()
         for descriptor in self._memory:
             os.close(descriptor)
