@@ -13,10 +13,12 @@ from pipelines.launch.driver.failure import (
     outcome_of_death,
     outcome_of_exit,
 )
+from pipelines.launch.driver.hangs import is_hanging, suspect
 from pipelines.launch.driver.joining import JoinRounds
-from pipelines.launch.driver.members import AttemptMember, AttemptMembers, Tasks, first_gone, short_reason, suspect
+from pipelines.launch.driver.members import AttemptMember, AttemptMembers, Tasks, short_reason
 from pipelines.launch.driver.probes import HostProbes, is_probe_due, is_silent
 from pipelines.launch.driver.rank_output import RankOutput
+from pipelines.launch.driver.status import first_gone, stop_state
 from pipelines.launch.policy import TimeLimits
 from pipelines.launch.wire.channel import DriverChannel
 from pipelines.launch.wire.messages import (
@@ -144,10 +146,10 @@ class Supervisor:
             self._look_for_hang()
             self._look_for_late()
             self._pass_stop_on()
-            if "finished" in self._members.ends:
+            if "finished" in self._members.status().ends:
                 self._members.end_before(self._joining.deaths)  # a spare would wait forever for a finished rank
                 self._end_waiting()
-            match self._members.state(tasks_ended=tasks_ended):
+            match self._members.status().state(tasks_ended=tasks_ended):
                 case "failed":
                     self._settle()
                     raise failure_of(self._members.outcomes)
@@ -269,12 +271,13 @@ class Supervisor:
         for _ in range(self._channel.events.qsize()):  # queued events may say which rank failed first, and how
             self._take(0)
         self._take_until(CONSEQUENCES_SECONDS, lambda: not self._members.open)
-        if not self._members.open or any(end != "finished" for end in self._members.ends):
+        status = self._members.status()
+        if not status.open_ranks or any(end != "finished" for end in status.ends):
             return
+        first = self._members.by_task[first_gone(status.open_ranks).task]
         # A task whose channel broke can report its failure to Spark only.
         evidence = reason if "Traceback" in reason else ""
-        words = f"lost: its Spark task is gone ({short_reason(reason)})"
-        self._members.end_as(first_gone(self._members.open), "lost", words, evidence)
+        self._members.end_as(first, "lost", f"lost: its Spark task is gone ({short_reason(reason)})", evidence)
 
     def _look_for_lost(self) -> None:
         """Probe the hosts of silent tasks, all at once, while messages are handled."""
@@ -297,18 +300,20 @@ class Supervisor:
         return is_silent(seconds_gone, min(self._channel.seconds_silent(task), now - self._awake_since))
 
     def _look_for_hang(self) -> None:
-        members = self._members.open
-        if not members or self._joining.waits or not self._members.hang(time.monotonic(), self._limits):
+        members, status = self._members.open, self._members.status()
+        if not members or self._joining.waits or not is_hanging(status, status.open_ranks, self._limits):
             return
         for task, member in self._members.by_task.items():
             member.stacks = None
             self._channel.send(task, SendStacks())
         self._take_until(_STACKS_SECONDS, lambda: all(m.stacks is not None or m.outcome for m in members))
         # By now, signs of life that were in transit have been handled.
-        if self._members.hang(now := time.monotonic(), self._limits):
-            member = suspect(self._members.open)
-            words = f"hung: no sign of life for {now - member.last_sign:.0f} s, after {member.signs} steps or reports"
-            self._members.end_as(member, "hung", words, member.stacks or "")
+        status = self._members.status()
+        if is_hanging(status, status.open_ranks, self._limits):
+            rank = suspect(status.open_ranks)
+            silent = status.now - rank.last_sign
+            words = f"hung: no sign of life for {silent:.0f} s, after {rank.signs} steps or reports"
+            self._members.end_as(self._members.by_task[rank.task], "hung", words, rank.stacks)
 
     def _look_for_late(self) -> None:
         """End ranks that others wait for, if they take longer than a start may take."""
@@ -320,18 +325,17 @@ class Supervisor:
         """Ask the ranks to stop if there is a reason, and end those that still run after the grace period."""
         if (reason := self._tasks.stop_reason()) is not None:
             self.request_stop(reason)
-        if self._stop_reason is None:
-            return
-        if self._stop_deadline is None:
-            grace = self._limits.stop_grace
-            self._stop_deadline = time.monotonic() + grace
-            _log.warning("%s: all ranks are asked to stop within %g s", self._stop_reason, grace)
-            for task in self._members.by_task:
-                self._channel.send(task, StopSoon())
-        elif time.monotonic() > self._stop_deadline:
-            for member in self._members.open:
-                self._outlast_grace(member)
-            self.stop()
+        match stop_state(self._stop_reason, self._stop_deadline, time.monotonic()):
+            case "due":
+                grace = self._limits.stop_grace
+                self._stop_deadline = time.monotonic() + grace
+                _log.warning("%s: all ranks are asked to stop within %g s", self._stop_reason, grace)
+                for task in self._members.by_task:
+                    self._channel.send(task, StopSoon())
+            case "over":
+                for member in self._members.open:
+                    self._outlast_grace(member)
+                self.stop()
 
     def _grace_is_over(self) -> bool:
         """Return whether the grace period after the request to stop is over; tasks also measure it themselves."""
@@ -345,14 +349,15 @@ class Supervisor:
         """Wait for the cause and the consequences of the first failure, then stop the remaining ranks."""
         # Ranks that were replaced died before the event that ended the attempt: their death may have caused it.
         self._members.end_before(self._joining.deaths)
-        if self._members.waits_for_cause:
-            self._take_until(_CAUSE_SECONDS, lambda: not self._members.open or self._members.is_caused)
-        if self._members.waits_for_consequences:
+        status = self._members.status()
+        if status.waits_for_cause:
+            self._take_until(_CAUSE_SECONDS, lambda: not self._members.open or self._members.status().is_caused)
+        if status.waits_for_consequences:
             self._take_until(CONSEQUENCES_SECONDS, lambda: not self._members.open)
         self.stop()
         self._take_until(_STOP_SECONDS, lambda: all(member.gone_since is not None for member in self._members.open))
         # This finds a disconnected host whose peers failed before its silence reached the limit.
-        unknown = [] if self._members.is_caused else self._members.open
+        unknown = [] if self._members.status().is_caused else self._members.open
         probes = [(member, self._probes.probe(member)) for member in unknown]
         self._take_until(_PROBE_SECONDS, lambda: all(probe.done() for _, probe in probes))
         for member, probe in probes:

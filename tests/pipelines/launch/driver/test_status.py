@@ -1,19 +1,12 @@
-"""What follows from the state of an attempt, without any task."""
+"""What follows from an attempt at one poll, without any task."""
 
 import pytest
 
-from pipelines.launch.driver.failure import Kind, Outcome
-from pipelines.launch.driver.members import (
-    AttemptMember,
-    AttemptMembers,
-    AttemptState,
-    first_gone,
-    suspect,
-    waits_in_collective,
-)
+from pipelines.launch.driver.failure import Kind
+from pipelines.launch.driver.hangs import is_hanging, suspect, waits_in_collective
 from pipelines.launch.driver.probes import is_probe_due, is_silent
+from pipelines.launch.driver.status import AttemptState, AttemptStatus, RankStatus, StopState, first_gone, stop_state
 from pipelines.launch.policy import TimeLimits
-from pipelines.launch.wire.messages import Hello
 
 IN_HOROVOD = 'Current thread 0x1 (most recent call first):\n  File "/site-packages/horovod/mpi_ops.py", line 1 in wait'
 IN_TENSORFLOW = IN_HOROVOD.replace("horovod", "tensorflow")
@@ -30,23 +23,12 @@ def rank(
     last_sign: float = 100.0,
     gone_since: float | None = None,
     stacks: str = "",
-) -> AttemptMember:
-    return AttemptMember(
-        Hello(task, "a", None, "-1", "", "node", "a", 0, {}),
-        outcome=None if is_open else Outcome(task, "a", "finished", "finished"),
-        has_begun=has_begun,
-        signs=signs,
-        last_sign=last_sign,
-        gone_since=gone_since,
-        stacks=stacks,
-    )
+) -> RankStatus:
+    return RankStatus(task, is_open, has_begun, signs, last_sign, gone_since, stacks)
 
 
-def attempt(*ranks: AttemptMember, ends: tuple[Kind, ...] = ()) -> AttemptMembers:
-    members = AttemptMembers()
-    members.by_task = {member.hello.task: member for member in ranks}
-    members.outcomes = [Outcome(task, "a", kind, kind) for task, kind in enumerate(ends)]
-    return members
+def attempt(*ranks: RankStatus, now: float = 100.0, ends: tuple[Kind, ...] = ()) -> AttemptStatus:
+    return AttemptStatus(now, ranks, ends)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +73,22 @@ def test_what_a_failed_attempt_waits_for(
     assert found == (is_caused, waits_for_cause, waits_for_consequences)
 
 
+@pytest.mark.parametrize(
+    ("reason", "deadline", "state"),
+    [
+        (None, None, "unasked"),
+        ("SIGTERM", None, "due"),
+        ("SIGTERM", 100.0, "asked"),
+        ("SIGTERM", 99.9, "over"),
+    ],
+)
+def test_the_state_of_a_request_to_stop(reason: str | None, deadline: float | None, state: StopState) -> None:
+    assert stop_state(reason, deadline, now=100.0) == state
+
+
 def test_the_rank_whose_connection_ended_first_is_the_first_that_is_gone() -> None:
-    assert first_gone([rank(0), rank(1, gone_since=7.0), rank(2, gone_since=5.0), rank(3)]).hello.task == 2
-    assert first_gone([rank(4), rank(5)]).hello.task == 4
+    assert first_gone([rank(0), rank(1, gone_since=7.0), rank(2, gone_since=5.0), rank(3)]).task == 2
+    assert first_gone([rank(4), rank(5)]).task == 4
 
 
 @pytest.mark.parametrize(
@@ -107,16 +102,17 @@ def test_the_rank_whose_connection_ended_first_is_the_first_that_is_gone() -> No
         ([rank(signs=0, last_sign=50.0), rank(1, last_sign=100.0)], 110.1, True),
     ],
 )
-def test_a_rank_without_a_sign_of_life_hangs(ranks: list[AttemptMember], now: float, hangs: bool) -> None:
-    assert attempt(*ranks).hang(now, LIMITS) == hangs
+def test_a_rank_without_a_sign_of_life_hangs(ranks: list[RankStatus], now: float, hangs: bool) -> None:
+    assert is_hanging(attempt(*ranks, now=now), ranks, LIMITS) == hangs
 
 
 def test_a_rank_hangs_only_at_the_start_where_there_is_no_other_limit() -> None:
     limits = TimeLimits(start=60.0, hang=None, stop_grace=30.0)
     begun, starting = rank(last_sign=100.0), rank(1, has_begun=False, last_sign=100.0)
-    assert not attempt(begun).hang(1000.0, limits)
-    assert attempt(begun, starting).hang(1000.0, limits)
-    assert not attempt(begun, rank(1, is_open=False, has_begun=False)).hang(1000.0, limits)
+    status = attempt(begun, starting, now=1000.0)
+    assert not is_hanging(status, [begun], limits)
+    assert is_hanging(status, [starting], limits)
+    assert not is_hanging(status, [], limits)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +125,8 @@ def test_a_rank_hangs_only_at_the_start_where_there_is_no_other_limit() -> None:
         ([rank(0, stacks=IN_HOROVOD), rank(1)], 1),  # it has not even sent its stacks
     ],
 )
-def test_the_suspect_is_the_rank_for_which_the_others_wait(ranks: list[AttemptMember], task: int) -> None:
-    assert suspect(ranks).hello.task == task
+def test_the_suspect_is_the_rank_for_which_the_others_wait(ranks: list[RankStatus], task: int) -> None:
+    assert suspect(ranks).task == task
 
 
 def test_stacks_of_other_threads_say_nothing() -> None:
