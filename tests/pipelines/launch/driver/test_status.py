@@ -4,6 +4,7 @@ import pytest
 
 from pipelines.launch.driver.failure import Kind
 from pipelines.launch.driver.hangs import is_hanging, suspect, waits_in_collective
+from pipelines.launch.driver.members import short_reason
 from pipelines.launch.driver.probes import is_probe_due, is_silent
 from pipelines.launch.driver.status import AttemptState, AttemptStatus, RankStatus, StopState, first_gone, stop_state
 from pipelines.launch.policy import TimeLimits
@@ -142,3 +143,20 @@ def test_a_task_is_silent_when_its_connection_has_ended_or_nothing_comes_over_it
     assert is_silent(3.1, 0.0)
     assert not is_probe_due(5.0)
     assert is_probe_due(5.1)
+
+
+@pytest.mark.parametrize(
+    ("reason", "short"),
+    [
+        (
+            "Job aborted: ExecutorLostFailure (executor 1 exited): worker lost\nDriver stacktrace:",
+            "ExecutorLostFailure (executor 1 exited): worker lost",
+        ),
+        ("Traceback (most recent call last):\n  File x\npickle.PicklingError: no\n", "pickle.PicklingError: no"),
+        ("Traceback (most recent call last):\nTaskKilled (stage)\nValueError: later", "TaskKilled (stage)"),
+        ("ValueError: of the JVM\nat org.apache.spark", "ValueError: of the JVM"),
+        ("first line\nValueError: no traceback", "first line"),
+    ],
+)
+def test_the_short_reason_is_the_line_that_says_what_happened(reason: str, short: str) -> None:
+    assert short_reason(reason) == short
