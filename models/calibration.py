@@ -68,8 +68,12 @@ def best_thresholds(probabilities: Array, targets: Array, default: float) -> NDA
         targets: 0 or 1, `(samples, classes)`.
         default: The threshold of classes without positives.
     """
-    columns = range(probabilities.shape[1])
-    return np.array([_best_threshold(probabilities[:, each], targets[:, each] > 0, default) for each in columns])
+    return np.array(
+        [
+            _best_threshold(scores, present, default)
+            for scores, present in zip(probabilities.T, targets.T > 0, strict=True)
+        ]
+    )
 
 
 def _best_threshold(scores: Array, present: NDArray[np.bool_], default: float) -> float:
@@ -79,11 +83,9 @@ def _best_threshold(scores: Array, present: NDArray[np.bool_], default: float) -
     ranked, hits = scores[order].astype(np.float64), np.cumsum(present[order])
     # Cut after place i: i + 1 samples are predicted. Between equal probabilities there is no threshold.
     last = np.append(ranked[1:] < ranked[:-1], True)
-    f1 = 2 * hits / (np.arange(1, len(ranked) + 1) + hits[-1])
-    below = np.append(ranked[1:], 0.0)
-    candidates = ((ranked + below) / 2)[last]
-    values = f1[last]
-    best = candidates[values == values.max()]
+    f1 = (2 * hits / (np.arange(1, len(ranked) + 1) + hits[-1]))[last]
+    candidates = ((ranked + np.append(ranked[1:], 0.0)) / 2)[last]
+    best = candidates[f1 == f1.max()]
     return float(best[np.argmin(np.abs(best - default))])
 
 

@@ -247,11 +247,10 @@ def frequent_classes(class_counts: NDArray[np.int64], samples: int) -> NDArray[n
 
 def constant_counts(predicted: NDArray[np.bool_], class_counts: NDArray[np.int64], samples: int) -> Counts:
     """Return rows TP, FP, FN, `(3, classes)`, if the same `predicted` classes are predicted for every sample."""
-    positives = np.asarray(class_counts, np.int64)
     return np.stack(
         [
-            np.where(predicted, positives, 0),
-            np.where(predicted, samples - positives, 0),
-            np.where(predicted, 0, positives),
+            np.where(predicted, class_counts, 0),
+            np.where(predicted, samples - class_counts, 0),
+            np.where(predicted, 0, class_counts),
         ]
     )

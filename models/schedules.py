@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 Schedule = Callable[[int], float]
 
 SCALINGS = ("linear", "sqrt")
-_REFERENCE_BATCH_SIZE = 256
 
 
 def scaled_learning_rate(rate_per_256: float, global_batch_size: int, scaling: str) -> float:
@@ -21,7 +20,7 @@ def scaled_learning_rate(rate_per_256: float, global_batch_size: int, scaling: s
     _check_positive("global_batch_size", global_batch_size)
     if scaling not in SCALINGS:
         raise ValueError(f"scaling must be one of {SCALINGS}, got {scaling!r}")
-    ratio = global_batch_size / _REFERENCE_BATCH_SIZE
+    ratio = global_batch_size / 256
     return rate_per_256 * (ratio if scaling == "linear" else math.sqrt(ratio))
 
 
@@ -67,11 +66,8 @@ def multi_step(peak: float, milestones: Sequence[tuple[int, float]]) -> Schedule
         _check_positive("milestone factor", factor)
 
     def rate(step: int) -> float:
-        factor = 1.0
-        for first_step, milestone_factor in milestones:
-            if step >= first_step:
-                factor = milestone_factor
-        return peak * factor
+        factors = [1.0, *(factor for first_step, factor in milestones if step >= first_step)]
+        return peak * factors[-1]
 
     return rate
 

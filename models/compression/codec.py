@@ -14,7 +14,6 @@ Memory = dict[str, tf.Tensor]
 Message: TypeAlias = tf.Tensor | tuple[tf.Tensor, ...] | tf.RaggedTensor
 """The input of a collective from a phase; see `Codec`."""
 CollectiveName = Literal["allreduce", "alltoall", "allgather"]
-Scope = Literal["worker", "owner", "shared"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class StateSpec:
     """
 
     shape: Shape
-    scope: Scope
+    scope: Literal["worker", "owner", "shared"]
     initial: Callable[[Shape, tf.Tensor], tf.Tensor] | None = None
     """Makes the first value from the shape and a key (two int32, equal on every rank); None starts with zeros."""
 
@@ -118,6 +117,10 @@ class LinearCodec:
     def accepts(self, shape: Shape) -> bool:
         """Accept every shape."""
         return True
+
+    def state_specs(self, shape: Shape, size: int, *, dense: bool) -> dict[str, StateSpec]:
+        """Return no state."""
+        return {}
 
     def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
         """Return the mean unchanged."""

@@ -16,7 +16,6 @@ ELEMENTS = {"flips": 4, "dihedral": 8}
 """Number of symmetries of the square from which each augmentation draws, all with the same probability."""
 
 _FLIP_COLUMNS, _FLIP_ROWS, _TRANSPOSE = 1, 2, 4
-_WORD_BITS = 64
 
 _FIRST_STREAM = 2**32
 """Offset of mixup's seeds; seeds of a training are below it, so that augmentation draws other numbers."""
@@ -41,8 +40,8 @@ def augmentation_seeds(seed: int, epoch: int, rows: ArrayLike) -> NDArray[np.int
     Source: Steele, Lea, Flood 2014 (SplittableRandom); Stafford 2011, variant 13, for the constants.
     """
     for name, value in (("seed", seed), ("epoch", epoch)):
-        if not 0 <= value < 2**_WORD_BITS:
-            raise ValueError(f"{name} must be in [0, 2**{_WORD_BITS}), got {value}")
+        if not 0 <= value < 2**64:
+            raise ValueError(f"{name} must be in [0, 2**64), got {value}")
     numbers = np.asarray(rows)
     if not np.issubdtype(numbers.dtype, np.integer):
         raise ValueError(f"rows must be integers, got {numbers.dtype}")
@@ -128,7 +127,10 @@ class Augmentation(SeededAugmentation):
         """Return the images `(batch, height, width, bands)`, flipped and turned."""
         # The lowest bits of the seeds, for either sign.
         elements = tf.bitwise.bitwise_and(seeds, ELEMENTS[self.kind] - 1)
-        return {name: _move_pixels(group, elements, ELEMENTS[self.kind]) for name, group in images.items()}
+        return {
+            name: gather_pixels(group, tf.gather(_source_pixels(group, ELEMENTS[self.kind]), elements))
+            for name, group in images.items()
+        }
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of `__init__`."""
@@ -170,8 +172,11 @@ class AugmentedModel(keras.Model):  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of `__init__`, the network serialised."""
-        parts = {"network": self.network, "augmentation": self.augmentation}
-        return {"name": self.name, **{key: keras.saving.serialize_keras_object(part) for key, part in parts.items()}}
+        return {
+            "name": self.name,
+            "network": keras.saving.serialize_keras_object(self.network),
+            "augmentation": keras.saving.serialize_keras_object(self.augmentation),
+        }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "AugmentedModel":
@@ -181,11 +186,6 @@ class AugmentedModel(keras.Model):  # type: ignore[misc]
             for key in ("network", "augmentation")
         }
         return cls(**{**config, **parts})
-
-
-def _move_pixels(images: Any, elements: Any, count: int) -> Any:
-    height, width, _ = images.shape[1:]
-    return gather_pixels(images, tf.gather(_source_pixels(height, width, count), elements))
 
 
 def gather_pixels(images: Any, sources: Any, is_inside: Any = None) -> Any:
@@ -207,8 +207,9 @@ def gather_pixels(images: Any, sources: Any, is_inside: Any = None) -> Any:
     return tf.reshape(tf.cast(moved, images.dtype), (-1, height, width, bands))
 
 
-def _source_pixels(height: int, width: int, count: int) -> NDArray[np.int32]:
+def _source_pixels(images: Any, count: int) -> NDArray[np.int32]:
     """Return the source of each pixel for each symmetry, `(count, height * width)`; pixels are numbered row by row."""
+    height, width, _ = images.shape[1:]
     sources = []
     for element in range(count):
         pixels = np.arange(height * width, dtype=np.int32).reshape(height, width)
@@ -293,5 +294,4 @@ def mix_pairs(values: "tf.Tensor", coefficients: "tf.Tensor") -> "tf.Tensor":
 
 
 def _uniform(stream: int, epoch: int, rows: ArrayLike) -> NDArray[np.float64]:
-    bits = augmentation_seeds(stream, epoch, rows).view(np.uint32)
-    return (bits + 0.5) / 2.0**32
+    return (augmentation_seeds(stream, epoch, rows).view(np.uint32) + 0.5) / 2.0**32

@@ -76,8 +76,12 @@ class SeededDrop(keras.layers.Layer):  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of `__init__`."""
-        own = {"rate": self.rate, "number": self.number, "whole_samples": self.whole_samples}
-        return {**super().get_config(), **own}
+        return {
+            **super().get_config(),
+            "rate": self.rate,
+            "number": self.number,
+            "whole_samples": self.whole_samples,
+        }
 
     def plain(self) -> keras.layers.Layer:
         """Return Keras's own layer of the same rate, which draws from its own state."""

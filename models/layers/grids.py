@@ -46,8 +46,7 @@ def shift_units(sizes: Sizes, length: int, name: str) -> tuple[int, int]:
                 f"one pixel of group {group!r} covers {down} x {across} pixels of the finest group, so that a {name} "
                 f"of {length} cuts it: a multiple of {math.lcm(*units)} fits all groups"
             )
-    smallest = min(height * factors[group][0] for group, (height, _) in sizes.items())
-    smallest = min(smallest, *(width * factors[group][1] for group, (_, width) in sizes.items()))
+    smallest = min(max(size[axis] for size in sizes.values()) for axis in (0, 1))
     if length > smallest:
         raise ValueError(f"a {name} of {length} is larger than the images, {smallest} pixels")
     return units

@@ -1,5 +1,6 @@
 """Batch normalisation as one kernel; Keras's own takes a quarter of a ResNet's training step on a CPU."""
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -123,18 +124,14 @@ def statistics_bytes(model: keras.Model) -> int:
 
 def plain_layers(model: keras.Model) -> keras.Model:
     """Return a copy of `model` with equal weights, whose layers are Keras's own and compute in float32."""
-    policies = [layer.dtype_policy for layer in model._flatten_layers()]
-    half = {policy.compute_dtype for policy in policies if policy.name.startswith("mixed_")}
+    half = {
+        layer.dtype_policy.compute_dtype
+        for layer in model._flatten_layers()
+        if layer.dtype_policy.name.startswith("mixed_")
+    }
 
-    clones: dict[int, keras.layers.Layer] = {}
-
+    @functools.cache  # a layer that is used twice stays one layer
     def plain(layer: keras.layers.Layer) -> keras.layers.Layer:
-        # A layer that is used twice stays one layer.
-        if id(layer) not in clones:
-            clones[id(layer)] = plain_copy(layer)
-        return clones[id(layer)]
-
-    def plain_copy(layer: keras.layers.Layer) -> keras.layers.Layer:
         # An imported network may be a model in the model; `clone_model` of Keras 3.2 has no argument `recursive`.
         if isinstance(layer, keras.Sequential) or (isinstance(layer, keras.Model) and hasattr(layer, "operations")):
             return keras.models.clone_model(layer, clone_function=plain)
@@ -144,11 +141,12 @@ def plain_layers(model: keras.Model) -> keras.Model:
         config = _of_float32(layer.get_config())
         if isinstance(layer, keras.layers.Wrapper):
             config["layer"] = keras.saving.serialize_keras_object(plain(layer.layer))
-        policy = getattr(layer, "dtype_policy", None)  # operations without variables have no policy
-        if policy is not None and policy.name.startswith("mixed_"):
+        policy = getattr(layer, "dtype_policy", None)
+        # Operations without variables have no policy. Keras 3.5 makes such operations of the casts before a layer in
+        # half precision.
+        is_half = config.get("dtype") in half if policy is None else policy.name.startswith("mixed_")
+        if is_half:
             config["dtype"] = "float32"
-        elif policy is None and config.get("dtype") in half:
-            config["dtype"] = "float32"  # Keras 3.5 makes operations of the casts before a layer in half precision
         return kind.from_config(config)
 
     copy = keras.models.clone_model(model, clone_function=plain)

@@ -14,7 +14,6 @@ if TYPE_CHECKING or ON_TENSORFLOW:
     import tensorflow as tf
 
 FILLS = ("reflect", "zero")
-_MIRROR_BIT = 1
 # Bits of a seed: 0 mirrors, 3 to 16 shift down, 17 to 30 shift across.
 _DOWN_FROM_BIT, _ACROSS_FROM_BIT, _SHIFT_BITS = 3, 17, 14
 _CUTOUT_STREAM = -1
@@ -75,7 +74,7 @@ class PadCrop(SeededAugmentation):
         factors, units = coarsening(sizes), shift_units(sizes, self.padding, "padding")
         down = self._shifts(seeds, _DOWN_FROM_BIT, units[0])
         across = self._shifts(seeds, _ACROSS_FROM_BIT, units[1])
-        mirrored = tf.bitwise.bitwise_and(seeds, _MIRROR_BIT) == 1 if self.mirror else tf.zeros_like(seeds, tf.bool)
+        mirrored = tf.bitwise.bitwise_and(seeds, 1) == 1 if self.mirror else tf.zeros_like(seeds, tf.bool)
         cropped = {}
         for name, group in images.items():
             height, width = sizes[name]
@@ -89,8 +88,13 @@ class PadCrop(SeededAugmentation):
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of `__init__`."""
-        own = {"padding": self.padding, "fill": self.fill, "mirror": self.mirror, "cutout": self.cutout}
-        return {**super().get_config(), **own}
+        return {
+            **super().get_config(),
+            "padding": self.padding,
+            "fill": self.fill,
+            "mirror": self.mirror,
+            "cutout": self.cutout,
+        }
 
     def _shifts(self, seeds: "tf.Tensor", from_bit: int, unit: int) -> "tf.Tensor":
         """Return shifts in pixels of the finest group, int32 `(batch,)`, each a multiple of the unit."""

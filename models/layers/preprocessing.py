@@ -90,9 +90,11 @@ def preprocess(
 
 
 def _normalise(images: keras.KerasTensor, group: InputGroup) -> keras.KerasTensor:
-    variance = [value**2 if value > 0 else 1.0 for value in group.std]
     layer = keras.layers.Normalization(
-        mean=list(group.mean), variance=variance, dtype="float32", name=f"{group.name}_normalise"
+        mean=list(group.mean),
+        variance=[value**2 if value > 0 else 1.0 for value in group.std],
+        dtype="float32",
+        name=f"{group.name}_normalise",
     )
     # Keras takes no deviation below its epsilon.
     least = keras.backend.epsilon()
@@ -125,16 +127,16 @@ def _in_order(joined: keras.KerasTensor, groups: Sequence[InputGroup]) -> keras.
 def _resize(
     images: keras.KerasTensor, height: int, width: int, upsampling: str, group: InputGroup
 ) -> keras.KerasTensor:
-    if group.shape[:2] == (height, width):
+    rows, columns, _ = group.shape
+    if (rows, columns) == (height, width):
         return images
-    factors = (height // group.shape[0], width // group.shape[1])
-    whole = height % group.shape[0] == 0 and width % group.shape[1] == 0
-    if upsampling == "nearest" and whole:
+    if upsampling == "nearest" and height % rows == 0 and width % columns == 0:
+        factors = height // rows, width // columns
         return keras.layers.UpSampling2D(factors, dtype="float32", name=f"{group.name}_upsample")(images)
     # keras.layers.Resizing fails under XLA (TensorFlow 2.21): bicubic does not exist, and bilinear gives wrong pixels
     # at factors that are not whole. Weighted sums of gathered rows and columns compile correctly.
-    images = _resize_axis(images, _HEIGHT_AXIS, group.shape[0], height, upsampling)
-    return _resize_axis(images, _WIDTH_AXIS, group.shape[1], width, upsampling)
+    images = _resize_axis(images, _HEIGHT_AXIS, rows, height, upsampling)
+    return _resize_axis(images, _WIDTH_AXIS, columns, width, upsampling)
 
 
 def _resize_axis(

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from models.layers.grids import Size
 from models.layers.preprocessing import sum_of_taps
 
-_HEIGHT_AXIS, _WIDTH_AXIS = 1, 2
 _SIZE: ContextVar[Size | None] = ContextVar("training_size", default=None)
 
 
@@ -95,7 +94,7 @@ def area_mean(images: Any, size: Size) -> Any:
     Raises:
         ValueError: a size above that of the images, or below one pixel.
     """
-    full = images.shape[_HEIGHT_AXIS], images.shape[_WIDTH_AXIS]
+    full = images.shape[1], images.shape[2]
     if not all(1 <= small <= large for small, large in zip(size, full, strict=True)):
         raise ValueError(f"images of {full[0]} x {full[1]} pixels cannot be averaged to {size[0]} x {size[1]}")
     if full == tuple(size):
@@ -103,8 +102,8 @@ def area_mean(images: Any, size: Size) -> Any:
     if full[0] % size[0] == 0 and full[1] % size[1] == 0:
         factors = full[0] // size[0], full[1] // size[1]
         return keras.ops.average_pool(images, factors, strides=factors, padding="valid", data_format="channels_last")
-    shorter = sum_of_taps(images, _HEIGHT_AXIS, *_taps(full[0], size[0]))
-    return sum_of_taps(shorter, _WIDTH_AXIS, *_taps(full[1], size[1]))
+    shorter = sum_of_taps(images, 1, *_taps(full[0], size[0]))
+    return sum_of_taps(shorter, 2, *_taps(full[1], size[1]))
 
 
 def _taps(size_in: int, size_out: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
@@ -119,5 +118,4 @@ def _taps(size_in: int, size_out: int) -> tuple[NDArray[np.int32], NDArray[np.fl
     count = int((-(-end // size_out) - first).max())
     index = first + np.arange(count)[:, np.newaxis]
     overlap = np.minimum(end, (index + 1) * size_out) - np.maximum(begin, index * size_out)
-    weight = np.maximum(overlap, 0) / size_in
-    return np.minimum(index, size_in - 1).astype(np.int32), weight.astype(np.float32)
+    return np.minimum(index, size_in - 1).astype(np.int32), (np.maximum(overlap, 0) / size_in).astype(np.float32)

@@ -8,8 +8,6 @@ from models.networks.blocks import Layers, check_classes_and_width, scaled
 from models.networks.whitening import whitening_convolution
 
 STAGE_CHANNELS = (64, 256, 256)
-_PATCH = 2
-_LOGIT_SCALE = 1 / 9
 
 
 def airbench(
@@ -43,7 +41,7 @@ def airbench(
     """
     check_classes_and_width(classes, width_factor)
     layers = Layers(dtype, stochastic_depth=0.0, zero_init_residual=False, blocks=0)
-    features = layers.activation(whitening_convolution(images, _PATCH, dtype=dtype), name="whitening_relu")
+    features = layers.activation(whitening_convolution(images, 2, dtype=dtype), name="whitening_relu")
     for stage, published in enumerate(STAGE_CHANNELS, start=1):
         channels, name = scaled(published, width_factor), f"stage{stage}"
         features = _convolution(features, channels, f"{name}_conv1", dtype)
@@ -51,13 +49,24 @@ def airbench(
         features = layers.activation(layers.normalisation(features, name=f"{name}_bn1"), name=f"{name}_relu1")
         features = _convolution(features, channels, f"{name}_conv2", dtype)
         features = layers.activation(layers.normalisation(features, name=f"{name}_bn2"), name=f"{name}_relu2")
-    return _head(features, classes, dropout)
+    features = keras.layers.GlobalMaxPooling2D(dtype="float32", name="pool")(features)
+    # The scaling precedes the dense layer: without bias the result is the same, and the logits keep their layer's name.
+    features = keras.layers.Rescaling(1 / 9, dtype="float32", name="pool_scaled")(features)
+    if dropout > 0:
+        features = SeededDrop(dropout, 0, whole_samples=False, dtype="float32", name="dropout")(features)
+    return keras.layers.Dense(
+        classes, use_bias=False, kernel_initializer=_initializer(), dtype="float32", name="logits"
+    )(features)
+
+
+def _initializer() -> keras.initializers.Initializer:
+    """Return a new initializer: an instance draws the same numbers each time for the same shape."""
+    return keras.initializers.VarianceScaling(scale=1 / 3, mode="fan_in", distribution="uniform")
 
 
 def _convolution(features: keras.KerasTensor, channels: int, name: str, dtype: str | None) -> keras.KerasTensor:
-    kernel = keras.initializers.VarianceScaling(scale=1 / 3, mode="fan_in", distribution="uniform")
     layer = keras.layers.Conv2D(
-        channels, 3, padding="same", use_bias=False, kernel_initializer=kernel, dtype=dtype, name=name
+        channels, 3, padding="same", use_bias=False, kernel_initializer=_initializer(), dtype=dtype, name=name
     )
     outputs = layer(features)
     # The kernels are set afterwards, not by our own initializer: the saved model then loads without this project.
@@ -67,16 +76,3 @@ def _convolution(features: keras.KerasTensor, channels: int, name: str, dtype: s
     start[1, 1, same, same] = 1.0
     layer.kernel.assign(start)
     return outputs
-
-
-def _head(features: keras.KerasTensor, classes: int, dropout: float) -> keras.KerasTensor:
-    """Return logits: scaled largest values, dropout and a dense layer without bias, in float32 under any policy."""
-    features = keras.layers.GlobalMaxPooling2D(dtype="float32", name="pool")(features)
-    # The scaling precedes the dense layer: without bias the result is the same, and the logits keep their layer's name.
-    features = keras.layers.Rescaling(_LOGIT_SCALE, dtype="float32", name="pool_scaled")(features)
-    if dropout > 0:
-        features = SeededDrop(dropout, 0, whole_samples=False, dtype="float32", name="dropout")(features)
-    kernel = keras.initializers.VarianceScaling(scale=1 / 3, mode="fan_in", distribution="uniform")
-    return keras.layers.Dense(classes, use_bias=False, kernel_initializer=kernel, dtype="float32", name="logits")(
-        features
-    )

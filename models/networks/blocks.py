@@ -29,25 +29,24 @@ class Layers:
     ) -> keras.KerasTensor:
         """Convolve without bias, in "same" padding."""
         # Each layer has its own initializer: an instance draws the same numbers each time for the same shape.
-        kernel = keras.initializers.VarianceScaling(scale=2.0, mode="fan_out", distribution="untruncated_normal")
-        layer = keras.layers.Conv2D(
+        return keras.layers.Conv2D(
             channels,
             kernel_size,
             strides=stride,
             padding="same",
             use_bias=False,
-            kernel_initializer=kernel,
+            kernel_initializer=keras.initializers.VarianceScaling(
+                scale=2.0, mode="fan_out", distribution="untruncated_normal"
+            ),
             dtype=self.dtype,
             name=name,
-        )
-        return layer(features)
+        )(features)
 
     def normalisation(self, features: keras.KerasTensor, *, name: str, gamma: str = "ones") -> keras.KerasTensor:
         """Normalise over the batch; gamma starts with ones or zeros."""
-        layer = FusedBatchNormalization(
+        return FusedBatchNormalization(
             momentum=0.9, epsilon=1e-5, gamma_initializer=gamma, dtype=self.dtype, name=name
-        )
-        return layer(features)
+        )(features)
 
     def convolved(
         self,
@@ -69,6 +68,14 @@ class Layers:
         Source: Goyal et al. 2017, section 5.1.
         """
         return self.normalisation(features, name=name, gamma="zeros" if self._zero_init_residual else "ones")
+
+    def basic_residual(
+        self, features: keras.KerasTensor, channels: int, *, stride: int = 1, name: str
+    ) -> keras.KerasTensor:
+        """Return the residual of a basic block: two convolutions of 3 x 3 pixels, each with a normalisation."""
+        residual = self.convolved(features, channels, 3, stride=stride, name=name, number="1")
+        residual = self.convolution(residual, channels, 3, name=f"{name}_conv2")
+        return self.last_normalisation(residual, name=f"{name}_bn2")
 
     def activation(self, features: keras.KerasTensor, *, name: str) -> keras.KerasTensor:
         """Set negative features to 0."""
@@ -100,8 +107,9 @@ def head(features: keras.KerasTensor, *, classes: int, dropout: float) -> keras.
     features = keras.layers.GlobalAveragePooling2D(dtype="float32", name="pool")(features)
     if dropout > 0:
         features = SeededDrop(dropout, 0, whole_samples=False, dtype="float32", name="dropout")(features)
-    kernel = keras.initializers.RandomNormal(stddev=0.01)
-    return keras.layers.Dense(classes, kernel_initializer=kernel, dtype="float32", name="logits")(features)
+    return keras.layers.Dense(
+        classes, kernel_initializer=keras.initializers.RandomNormal(stddev=0.01), dtype="float32", name="logits"
+    )(features)
 
 
 def check_classes_and_width(classes: int, width_factor: float) -> None:

@@ -49,8 +49,7 @@ def features_and_outputs(model: keras.Model, classes: int) -> Callable[[Any], An
 
 def _is_head(layer: Any, classes: int) -> bool:
     if isinstance(layer, keras.layers.Conv2D):
-        is_last = layer.data_format == "channels_last"
-        return is_last and layer.filters == classes and tuple(layer.kernel_size) == (1, 1)
+        return layer.data_format == "channels_last" and layer.filters == classes and tuple(layer.kernel_size) == (1, 1)
     return isinstance(layer, keras.layers.Dense) and layer.units == classes
 
 

@@ -6,7 +6,6 @@ from models.networks.blocks import Layers, check_classes_and_width, head, scaled
 
 BLOCKS_PER_STAGE = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 STAGE_CHANNELS = (64, 128, 256, 512)
-_BOTTLENECK_FROM_DEPTH = 50
 _BOTTLENECK_EXPANSION = 4
 
 
@@ -47,7 +46,7 @@ def resnet(
     if depth not in BLOCKS_PER_STAGE:
         raise ValueError(f"depth must be one of {sorted(BLOCKS_PER_STAGE)}, got {depth}")
     check_classes_and_width(classes, width_factor)
-    block = _bottleneck_block if depth >= _BOTTLENECK_FROM_DEPTH else _basic_block
+    block = _bottleneck_block if depth >= 50 else _basic_block
 
     layers = Layers(
         dtype,
@@ -77,9 +76,7 @@ def _joined(
 def _basic_block(
     layers: Layers, features: keras.KerasTensor, channels: int, stride: int, name: str
 ) -> keras.KerasTensor:
-    residual = layers.convolved(features, channels, 3, stride=stride, name=name, number="1")
-    residual = layers.convolution(residual, channels, 3, name=f"{name}_conv2")
-    residual = layers.last_normalisation(residual, name=f"{name}_bn2")
+    residual = layers.basic_residual(features, channels, stride=stride, name=name)
     return _joined(layers, features, residual, stride, name)
 
 

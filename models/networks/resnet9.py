@@ -61,13 +61,7 @@ def resnet9(
         features = keras.layers.MaxPooling2D(2, dtype=dtype, name=f"{name}_pool")(features)
         features = layers.activation(layers.normalisation(features, name=f"{name}_bn"), name=f"{name}_relu")
         if stage in WITH_BLOCK:
-            features = _block(layers, features, f"{name}_block")
+            residual = layers.basic_residual(features, features.shape[-1], name=f"{name}_block")
+            features = layers.add(features, residual, name=f"{name}_block_add")
+            features = layers.activation(features, name=f"{name}_block_relu")
     return head(features, classes=classes, dropout=dropout)
-
-
-def _block(layers: Layers, features: keras.KerasTensor, name: str) -> keras.KerasTensor:
-    channels = features.shape[-1]
-    residual = layers.convolved(features, channels, 3, name=name, number="1")
-    residual = layers.convolution(residual, channels, 3, name=f"{name}_conv2")
-    residual = layers.last_normalisation(residual, name=f"{name}_bn2")
-    return layers.activation(layers.add(features, residual, name=f"{name}_add"), name=f"{name}_relu")

@@ -6,7 +6,6 @@ from models.networks.blocks import Layers, check_classes_and_width, head, scaled
 
 DEPTHS = (2, 8, 20, 32, 44, 56, 110)
 STAGE_CHANNELS = (16, 32, 64)
-_LAYERS_PER_BLOCK = 2
 
 
 def resnet_cifar(
@@ -58,15 +57,16 @@ def resnet_cifar(
         raise ValueError(f"depth must be one of {list(DEPTHS)}, got {depth}")
     check_classes_and_width(classes, width_factor)
     block = _preactivated_block if preactivation else _basic_block
-    blocks = (depth - 2) // (len(STAGE_CHANNELS) * _LAYERS_PER_BLOCK)
+    blocks = (depth - 2) // 6
     layers = Layers(
         dtype,
         stochastic_depth=stochastic_depth,
         zero_init_residual=zero_init_residual,
         blocks=len(STAGE_CHANNELS) * blocks,
     )
-    channels = scaled(STAGE_CHANNELS[0], width_factor)
-    features = layers.convolution(images, channels, 3, stride=stem_stride, name="stem_conv")
+    features = layers.convolution(
+        images, scaled(STAGE_CHANNELS[0], width_factor), 3, stride=stem_stride, name="stem_conv"
+    )
     if not preactivation:
         features = layers.activation(layers.normalisation(features, name="stem_bn"), name="stem_relu")
     for stage, channels in enumerate(STAGE_CHANNELS, start=1):
@@ -81,9 +81,7 @@ def resnet_cifar(
 def _basic_block(
     layers: Layers, features: keras.KerasTensor, channels: int, stride: int, name: str
 ) -> keras.KerasTensor:
-    residual = layers.convolved(features, channels, 3, stride=stride, name=name, number="1")
-    residual = layers.convolution(residual, channels, 3, name=f"{name}_conv2")
-    residual = layers.last_normalisation(residual, name=f"{name}_bn2")
+    residual = layers.basic_residual(features, channels, stride=stride, name=name)
     joined = layers.add(_shortcut(layers, features, channels, stride, name), residual, name=f"{name}_add")
     return layers.activation(joined, name=f"{name}_relu")
 
@@ -102,7 +100,8 @@ def _shortcut(layers: Layers, features: keras.KerasTensor, channels: int, stride
     """Return the shortcut of option A: every second pixel if the stride is 2, and zeros for missing channels."""
     if stride > 1:
         # The largest of one pixel is a layer of Keras that takes every second pixel.
-        pool = keras.layers.MaxPooling2D(1, strides=stride, padding="same", dtype=layers.dtype, name=f"{name}_shortcut")
-        features = pool(features)
+        features = keras.layers.MaxPooling2D(
+            1, strides=stride, padding="same", dtype=layers.dtype, name=f"{name}_shortcut"
+        )(features)
     missing = channels - features.shape[-1]
     return keras.ops.pad(features, ((0, 0), (0, 0), (0, 0), (0, missing))) if missing else features

@@ -55,11 +55,6 @@ class _Cut:
     flops: int
     """Operations of all layers before the cut."""
 
-    @property
-    def elements(self) -> int:
-        """Numbers of one sample in the tensor."""
-        return math.prod(self.tensor.shape[1:])
-
 
 def cut(model: keras.Model, stages: int) -> list[Stage]:
     """Cut a model into stages whose forward passes take about the same time.
@@ -127,18 +122,17 @@ def _best(cuts: Sequence[_Cut], flops: int, stages: int, name: str) -> Sequence[
 
 def _cuts(network: keras.Model) -> list[_Cut]:
     """Return one place for each number of operations before it, in the order of the network."""
-    best: dict[int, _Cut] = {}
-    for each in _all_cuts(network):
-        if each.flops not in best or each.elements <= best[each.flops].elements:
-            best[each.flops] = each
-    return list(best.values())
+    # Of cuts with equal operations, the last one in this order counts: the smallest tensor, and of these the last.
+    by_size = sorted(_all_cuts(network), key=lambda each: -math.prod(each.tensor.shape[1:]))
+    best = {each.flops: each for each in by_size}
+    return [best[flops] for flops in sorted(best)]
 
 
 def _all_cuts(network: keras.Model) -> Iterator[_Cut]:
     """Return every place with trainable, computing layers before and after it, in the order of the network."""
     # Keras has no public list of a model's calls. The calls are sorted by depth, each after its inputs.
-    depths = sorted(network._nodes_by_depth, reverse=True)
-    calls = [call for depth in depths for call in network._nodes_by_depth[depth] if not call.is_input]
+    by_depth = sorted(network._nodes_by_depth.items(), reverse=True)
+    calls = [call for _, calls in by_depth for call in calls if not call.is_input]
     uses = {id(tensor): number for number, call in enumerate(calls) for tensor in call.input_tensors}
     uses |= {id(tensor): len(calls) for tensor in network.outputs}
     last_calls = {id(call.operation): number for number, call in enumerate(calls)}

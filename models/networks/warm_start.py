@@ -41,9 +41,11 @@ class Taken:
 
     def lines(self) -> list[str]:
         """Return the facts as lines of text."""
-        lines = [f"{len(self.whole) + len(self.by_band)} variables start with the weights of the earlier training"]
-        lines += [f"{name}: input channels are taken by the names of their bands" for name in self.by_band]
-        lines += [f"{name} starts from random weights: {reason}" for name, reason in self.new.items()]
+        lines = [
+            f"{len(self.whole) + len(self.by_band)} variables start with the weights of the earlier training",
+            *(f"{name}: input channels are taken by the names of their bands" for name in self.by_band),
+            *(f"{name} starts from random weights: {reason}" for name, reason in self.new.items()),
+        ]
         if self.unused:
             lines.append(f"{len(self.unused)} values of the earlier training are not used, such as {self.unused[0]}")
         return lines
@@ -83,14 +85,13 @@ def take_weights(
             known = [(earlier.bands.index(band), place) for place, band in enumerate(bands) if band in earlier.bands]
             if not known:
                 taken.new[name] = "the earlier network saw none of these bands"
-                continue
-            if name.split(".")[-2] == whitening.LAYER and len(known) < len(bands):
+            elif name.split(".")[-2] == whitening.LAYER and len(known) < len(bands):
                 taken.new[name] = "the earlier network did not see all of these bands, whose filters belong together"
-                continue
-            start = np.array(variable)
-            start[..., [place for _, place in known], :] = value[..., [place for place, _ in known], :]
-            variable.assign(start)
-            taken.by_band.append(name)
+            else:
+                start = np.array(variable)
+                start[..., [place for _, place in known], :] = value[..., [place for place, _ in known], :]
+                variable.assign(start)
+                taken.by_band.append(name)
         elif tuple(value.shape) != tuple(variable.shape):
             taken.new[name] = f"its shape is {tuple(variable.shape)}, that of the earlier training {tuple(value.shape)}"
         else:
@@ -183,9 +184,8 @@ def _of_other_bands(
     value: NDArray[Any], variable: keras.Variable, earlier: Sequence[str], bands: Sequence[str]
 ) -> bool:
     """Return whether a value is the same kernel over the earlier training's bands, and these are others."""
-    shape = list(variable.shape)
-    shape[_BANDS_AXIS] = len(earlier)
-    return list(earlier) != list(bands) and list(value.shape) == shape
+    shape = (*variable.shape[:_BANDS_AXIS], len(earlier), variable.shape[-1])
+    return list(earlier) != list(bands) and tuple(value.shape) == shape
 
 
 def _has_inner_layers(layer: keras.layers.Layer) -> bool:

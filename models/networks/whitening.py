@@ -53,8 +53,7 @@ def whiten(model: keras.Model, batches: Iterable[Mapping[str, NDArray[Any]]]) ->
         products, patches = products + each.T @ each, patches + len(each)
     if not patches:
         raise ValueError("a whitening convolution needs training images: got none")
-    filters = whitening_filters(products / patches)
-    layer.kernel.assign(filters.reshape(layer.kernel.shape))
+    layer.kernel.assign(whitening_filters(products / patches).reshape(layer.kernel.shape))
 
 
 def patches_of(images: NDArray[np.float64], kernel_size: int) -> NDArray[np.float64]:

@@ -11,7 +11,6 @@ from models.optimizers.layerwise import (
     ON_TENSORFLOW,
     HalfUpdate,
     add_state,
-    apply_momentum,
     chosen_by_path,
     norm,
     ratio_of_norms,
@@ -191,7 +190,17 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]
         # A part of a variable (`models.optimizers.sharded`) has no memory that a kernel could change.
         in_place = ON_TENSORFLOW and hasattr(variable, "handle") and variable.dtype == buffer.dtype
         if in_place and variant.rate_in_buffer:
-            apply_momentum(variable, buffer, inside, direction, momentum=self.momentum, nesterov=self.nesterov)
+            import tensorflow as tf
+
+            # This kernel needs one pass over memory; separate operations need six.
+            tf.raw_ops.ResourceApplyKerasMomentum(
+                var=variable.handle,
+                accum=buffer.value.handle,
+                lr=tf.cast(inside, direction.dtype),
+                grad=direction,
+                momentum=tf.constant(self.momentum, direction.dtype),
+                use_nesterov=self.nesterov,
+            )
             return
         update = inside * direction
         self.assign(buffer, self.momentum * buffer - update)

@@ -11,10 +11,12 @@ ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 
 Role = Literal["kernel", "bias", "gain", "shift"]
 
-_NORMALISATIONS = ("BatchNormalization", "GroupNormalization", "LayerNormalization", "RMSNormalization")
-# Not every version of Keras has all these layers: 3.9 lacks the last one.
-_NORMALISATION_LAYERS = tuple(getattr(keras.layers, name) for name in _NORMALISATIONS if hasattr(keras.layers, name))
-_GAINS, _SHIFTS = ("gamma", "scale"), ("beta",)
+_NORMALISATIONS = tuple(
+    getattr(keras.layers, name)
+    for name in ("BatchNormalization", "GroupNormalization", "LayerNormalization", "RMSNormalization")
+    if hasattr(keras.layers, name)  # not every version of Keras has all these layers: 3.9 lacks the last one
+)
+_ROLES_IN_NORMALISATIONS: dict[str, Role] = {"gamma": "gain", "scale": "gain", "beta": "shift"}
 
 
 @dataclass(frozen=True)
@@ -100,33 +102,6 @@ def sum_of_squares(tensor: Any) -> Any:
     return ops.sum(ops.square(tensor))
 
 
-def apply_momentum(
-    variable: Any, buffer: keras.Variable, rate: Any, direction: Any, *, momentum: float, nesterov: bool
-) -> None:
-    """Set v = momentum * v - rate * direction and add it to w; with Nesterov, add momentum * v - rate * direction.
-
-    TensorFlow's kernel needs one pass over memory; separate operations need six.
-
-    Args:
-        variable: TensorFlow's variable of the weights, w.
-        buffer: The momentum buffer of the same type, v.
-        rate: Scalar.
-        direction: A tensor of the same shape and dtype.
-        momentum: Decay of the buffer.
-        nesterov: Whether to look one momentum step ahead.
-    """
-    import tensorflow as tf
-
-    tf.raw_ops.ResourceApplyKerasMomentum(
-        var=variable.handle,
-        accum=buffer.value.handle,
-        lr=tf.cast(rate, direction.dtype),
-        grad=direction,
-        momentum=tf.constant(momentum, direction.dtype),
-        use_nesterov=nesterov,
-    )
-
-
 def ratio_of_norms(weight_norm: Any, update_norm: Any, denominator: Any, coefficient: float) -> Any:
     """Return coefficient * weight_norm / denominator, or 1 if one of the two norms is 0.
 
@@ -145,10 +120,7 @@ def variable_roles(model: keras.Model) -> list[Role]:
     roles: dict[int, Role] = {}
     # Keras has no public list of all layers, nested ones included.
     for layer in model._flatten_layers():
-        if isinstance(layer, _NORMALISATION_LAYERS):
-            found: dict[str, Role] = {**dict.fromkeys(_GAINS, "gain"), **dict.fromkeys(_SHIFTS, "shift")}
-        else:
-            found = {"bias": "bias"}
+        found: dict[str, Role] = _ROLES_IN_NORMALISATIONS if isinstance(layer, _NORMALISATIONS) else {"bias": "bias"}
         for attribute, role in found.items():
             # The type is not checked: variables are instances of `keras.Variable` only in some versions of Keras.
             variable = getattr(layer, attribute, None)

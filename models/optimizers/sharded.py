@@ -83,11 +83,6 @@ class Piece:
         return tf.convert_to_tensor(self.read_value(), dtype, name=name)
 
 
-def cut(variables: Sequence[keras.Variable], ranges: Sequence[tuple[int, int]]) -> list[Piece]:
-    """Return a piece of each variable."""
-    return [Piece(variable, *bounds) for variable, bounds in zip(variables, ranges, strict=True)]
-
-
 class Shards(Protocol):
     """The division of the variables among ranks, and their exchange; see `models.compression.exchange.shards`."""
 
@@ -147,7 +142,8 @@ class ShardedOptimizer:
         self._optimizer, self._variables = optimizer, list(variables)
         self.exchange = shards
         """The exchange that averages the gradients; `apply` takes the result of its `exchange`."""
-        self._pieces = cut(self._variables, shards.ranges)
+        ranges = zip(self._variables, shards.ranges, strict=True)
+        self._pieces = [Piece(variable, start, stop) for variable, (start, stop) in ranges]
         optimizer.build(self._pieces)
         shared = {id(optimizer.iterations), id(optimizer._learning_rate)}
         moments = [variable for variable in optimizer.variables if id(variable) not in shared]

@@ -14,9 +14,6 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit, log_softmax
 
-_CORRECTIONS = 10
-_EVALUATIONS_PER_ITERATION = 10
-
 Array = NDArray[np.float64]
 SumOverRanks = Callable[[Array], Array]
 """Function from a rank's array to the sum of the arrays of all ranks, with the same bits on every rank."""
@@ -124,8 +121,7 @@ def fit_logistic(
         summed = agreed_sum(np.append((design.T @ slopes).ravel(), loss), flat, sum_over_ranks) / rows
         penalised = weights.copy()
         penalised[-1] = 0
-        value = float(summed[-1] + l2 / 2 * np.square(penalised).sum())
-        return value, summed[:-1] + l2 * penalised.ravel()
+        return float(summed[-1] + l2 / 2 * np.square(penalised).sum()), summed[:-1] + l2 * penalised.ravel()
 
     if start is None:
         start = np.zeros(shape)
@@ -139,8 +135,8 @@ def fit_logistic(
         method="L-BFGS-B",
         options={
             "maxiter": max_iterations,
-            "maxfun": _EVALUATIONS_PER_ITERATION * max_iterations,
-            "maxcor": _CORRECTIONS,
+            "maxfun": 10 * max_iterations,
+            "maxcor": 10,
             "gtol": tolerance,
             "ftol": 0.0,
         },
@@ -220,18 +216,14 @@ def fit_hinge(
     signs = 2 * targets - 1
     duals = np.zeros_like(targets) if start is None else start.copy()
     squares = np.square(design).sum(axis=1)
-    shape, classes = (design.shape[1], targets.shape[1]), targets.shape[1]
+    classes = targets.shape[1]
     per_dual = 1 / (l2 * rows)
 
     def summed(added: Array, values: Array, weights: Array) -> tuple[Array, Array]:
         found = agreed_sum(np.concatenate([added.ravel(), values.ravel()]), weights, sum_over_ranks)
         return found[: added.size].reshape(added.shape), found[added.size :].reshape(values.shape)
 
-    def primal_and_dual(values: Array, weights: Array) -> tuple[Array, Array]:
-        penalty = l2 / 2 * np.square(weights).sum(axis=0)
-        return penalty + values[0] / rows, values[1] / rows - penalty
-
-    nothing = np.zeros(shape)
+    nothing = np.zeros((design.shape[1], classes))
     weights, _ = summed(per_dual * (design.T @ (duals * signs)), np.zeros((2, classes)), nothing)
     for number in itertools.count(1):
         values = np.stack([np.maximum(0, 1 - signs * (design @ weights)).sum(axis=0), duals.sum(axis=0)])
@@ -239,7 +231,8 @@ def fit_hinge(
             design, signs, duals, squares, weights, ranks, per_dual, order=np.random.default_rng((number, rank))
         )
         added, values = summed(added, values, weights)
-        primal, dual = primal_and_dual(values, weights)
+        penalty = l2 / 2 * np.square(weights).sum(axis=0)
+        primal, dual = penalty + values[0] / rows, values[1] / rows - penalty
         gap = float((primal - dual).max())
         if gap <= tolerance or number == max_rounds:
             break  # without the last change, after which the gap is unknown

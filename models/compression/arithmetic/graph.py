@@ -50,21 +50,6 @@ def check_finite(finite: tf.Tensor, names: Sequence[str], text: str, step: tf.Te
     return _unordered(check, finite, step)
 
 
-def check_means(means: Sequence[tf.Tensor], names: Sequence[str], codec: str, step: tf.Tensor) -> list[tf.Tensor]:
-    """Return the means once all of them are known to be finite, so that an update uses all of them or none.
-
-    Args:
-        means: One per tensor.
-        names: Their names.
-        codec: Name of the codec that made them, for the message.
-        step: Number of exchanges before this one, for the message.
-
-    Raises:
-        tf.errors.InvalidArgumentError: a mean is not finite; the message has codec, step and tensors.
-    """
-    return checked_means(means, means_finite(means), names, codec, step)
-
-
 def means_finite(means: Sequence[tf.Tensor]) -> tf.Tensor:
     """Return a bool per tensor as `all_finite` does, for tensors that XLA does not compile and that may be empty."""
     # XLA takes long to compile many tensors together. Outside XLA, the sum to one number is the fastest way.
@@ -75,7 +60,18 @@ def means_finite(means: Sequence[tf.Tensor]) -> tf.Tensor:
 def checked_means(
     means: Sequence[tf.Tensor], finite: tf.Tensor, names: Sequence[str], codec: str, step: tf.Tensor
 ) -> list[tf.Tensor]:
-    """Return the means once `finite`, a bool for each of them, is true for all; else as `check_means`."""
+    """Return the means once all of them are known to be finite, so that an update uses all of them or none.
+
+    Args:
+        means: One per tensor.
+        finite: Bool `(tensors,)`: whether each mean is finite, on this rank (`means_finite`) or on all ranks.
+        names: Their names.
+        codec: Name of the codec that made them, for the message.
+        step: Number of exchanges before this one, for the message.
+
+    Raises:
+        tf.errors.InvalidArgumentError: a mean is not finite; the message has codec, step and tensors.
+    """
     text = f"codec {codec}: {MEANS_NOT_FINITE}, at optimizer step"
     with tf.control_dependencies([check_finite(finite, names, text, step)]):
         return [tf.identity(mean) for mean in means]

@@ -46,7 +46,8 @@ def select_largest(values: tf.Tensor, count: int | tf.Tensor, size: Size = tf.ab
         filled = number >= lengths[:, None]
         candidates = tf.gather(found, tf.minimum(starts[:-1, None] + tf.where(filled, 0, number), tf.size(found) - 1))
         weights = tf.where(filled, -1.0, size(tf.gather(tf.reshape(values, (-1,)), candidates)))
-        chosen = tf.where(_largest(weights, count))[:, 1]
+        last = tf.raw_ops.NthElement(input=weights, n=count - 1, reverse=True)
+        chosen = tf.where(_down_to(last[:, None], weights, count))[:, 1]
         return tf.gather(candidates % elements, tf.reshape(chosen, (rows, count)), batch_dims=1)
 
     enough = (lengths >= count) | (bound[:, 0] < _SMALLEST)
@@ -80,14 +81,8 @@ def _sort_all(sizes: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
     return tf.sort(tf.math.top_k(sizes, count).indices, axis=1)
 
 
-def _largest(weights: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
-    """Return a mask of the `count` largest of each row; of equal elements the first are taken."""
-    last = tf.raw_ops.NthElement(input=weights, n=count - 1, reverse=True)[:, None]
-    return _down_to(last, weights, count)
-
-
 def _down_to(last: tf.Tensor, weights: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
-    """Return a mask of the `count` largest of each row; `last` is the smallest of them."""
+    """Return a mask of the `count` largest of each row, `last` the smallest of them; of equals the first are taken."""
     larger, equal = weights > last, weights == last
     missing = count - tf.math.count_nonzero(larger, 1, keepdims=True, dtype=tf.int32)
     return larger | (equal & (tf.cumsum(tf.cast(equal, tf.int32), 1) <= missing))
@@ -127,18 +122,8 @@ def subtract(parts: tf.Tensor, rows: tf.Tensor, places: tf.Tensor, values: tf.Te
     return tf.reshape(tf.tensor_scatter_nd_sub(tf.reshape(parts, (-1,)), flat, values), (count, elements))
 
 
-def with_signs(places: tf.Tensor, positive: tf.Tensor) -> tf.Tensor:
-    """Return uint32 words: 31 bits of place, one bit of sign."""
-    return tf.bitcast(places * 2 + tf.cast(positive, tf.int32), tf.uint32)
-
-
-def without_signs(words: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the places and the signs (true if positive) from words of `with_signs`."""
-    return tf.bitcast(tf.bitwise.right_shift(words, tf.constant(1, tf.uint32)), tf.int32), words % 2 == 1
-
-
 def encode_signs(rows: tf.Tensor, places: tf.Tensor, positive: tf.Tensor, head: tf.Tensor) -> tf.RaggedTensor:
-    """Return one row of bytes per part: `head`, then 4 bytes per entry.
+    """Return one row of bytes per part: `head`, then 4 bytes per entry, with 31 bits of place and one bit of sign.
 
     Args:
         rows: The part of each entry, int32 `(entries,)`, in rising order.
@@ -146,7 +131,7 @@ def encode_signs(rows: tf.Tensor, places: tf.Tensor, positive: tf.Tensor, head: 
         positive: The sign of each entry, bool `(entries,)`.
         head: Numbers sent for each part, float32 `(parts, numbers)`.
     """
-    words = tf.reshape(tf.bitcast(with_signs(places, positive), tf.uint8), (-1,))
+    words = tf.reshape(tf.bitcast(places * 2 + tf.cast(positive, tf.int32), tf.uint8), (-1,))
     lengths = 4 * tf.math.bincount(rows, minlength=head.shape[0], maxlength=head.shape[0], dtype=tf.int64)
     entries = tf.RaggedTensor.from_row_lengths(words, lengths, validate=False)
     return tf.concat([tf.RaggedTensor.from_tensor(to_bytes(head)), entries], 1) if head.shape[1] else entries
@@ -160,6 +145,6 @@ def decode_signs(message: tf.RaggedTensor, numbers: int) -> tuple[tf.Tensor, tf.
     )
     entries = message[:, 4 * numbers :]
     words = tf.bitcast(tf.reshape(entries.flat_values, (-1, 4)), tf.uint32)
-    places, positive = without_signs(words)
+    places = tf.bitcast(tf.bitwise.right_shift(words, tf.constant(1, tf.uint32)), tf.int32)
     rows = tf.repeat(tf.range(tf.cast(parts, tf.int32)), tf.cast(entries.row_lengths(), tf.int32) // 4)
-    return rows, places, positive, head
+    return rows, places, words % 2 == 1, head

@@ -60,9 +60,9 @@ class AdaptiveQuantiser(Compressor):
         places = tf.concat([upper, lower], 1)
         sent = tf.concat([upper_sent, lower_sent], 1)
         means = tf.stack([_mean(parts, upper, upper_sent), _mean(parts, lower, lower_sent)], 1)
-        signs = tf.concat([tf.ones_like(upper_sent), tf.zeros_like(lower_sent)], 1)
         entries = tf.cast(tf.where(sent), tf.int32)
-        chosen, positive = tf.gather_nd(places, entries), tf.gather_nd(signs, entries)
+        # The first columns are those of the positive elements.
+        chosen, positive = tf.gather_nd(places, entries), entries[:, 1] < tf.shape(upper)[1]
         message = encode_signs(entries[:, 0], chosen, positive, means)
         return message, subtract(parts, entries[:, 0], chosen, _values(entries[:, 0], positive, means))
 

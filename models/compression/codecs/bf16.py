@@ -23,5 +23,9 @@ def bf16(*, prescale: float, error_feedback: bool) -> Codec:
     """
     if prescale <= 0:
         raise ValueError(f"prescale must be positive, got {prescale}")
-    memory = ErrorFeedback() if error_feedback else NoMemory()
-    return ScatterGather("bf16", RoundingQuantiser(tf.bfloat16, prescale), memory, owner_feedback=error_feedback)
+    return ScatterGather(
+        "bf16",
+        RoundingQuantiser(tf.bfloat16, prescale),
+        ErrorFeedback() if error_feedback else NoMemory(),
+        owner_feedback=error_feedback,
+    )

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from models.compression.codec import Codec, CollectiveName, Context, LinearCodec, Memory, Message, Shape, StateSpec
+from models.compression.codec import Codec, CollectiveName, Context, LinearCodec, Memory, Message, Shape
 from models.compression.schemes.memory import NoMemory
 from models.compression.schemes.scatter_gather import Compressor, ScatterGather
 from models.compression.schemes.stripes import FlatLayout
@@ -42,9 +42,6 @@ class _SummedHalves(LinearCodec):
 
     def __init__(self, prescale: float) -> None:
         self.prescale = prescale
-
-    def state_specs(self, shape: Shape, size: int, *, dense: bool) -> dict[str, StateSpec]:
-        return {}
 
     def phase(self, number: int, value: tf.Tensor, memory: Memory, context: Context) -> tuple[Message, Memory]:
         if number == 0:

@@ -1,6 +1,6 @@
 """No compression: 4 bytes per element."""
 
-from models.compression.codec import CollectiveName, Context, LinearCodec, Memory, Message, Shape, StateSpec
+from models.compression.codec import CollectiveName, Context, LinearCodec, Memory, Message
 
 
 class NoneCodec(LinearCodec):
@@ -8,10 +8,6 @@ class NoneCodec(LinearCodec):
 
     name = "none"
     collectives: tuple[CollectiveName, ...] = ()
-
-    def state_specs(self, shape: Shape, size: int, *, dense: bool) -> dict[str, StateSpec]:
-        """Return no state."""
-        return {}
 
     def phase(self, number: int, value: Message, memory: Memory, context: Context) -> tuple[Message, Memory]:
         """Return the gradient unchanged."""

@@ -9,7 +9,6 @@ from models.compression.arithmetic.selection import decode_signs, encode_signs, 
 from models.compression.codec import Codec, Message, Shape
 from models.compression.schemes.memory import NoMemory
 from models.compression.schemes.scatter_gather import Compressor, ScatterGather
-from models.compression.schemes.stripes import FlatLayout, Layout
 
 
 def norm_sparsifier(*, exact_mean: bool) -> Codec:
@@ -33,19 +32,14 @@ def norm_sparsifier(*, exact_mean: bool) -> Codec:
     Source: Alistarh et al. 2017, section 3.1 with s = 1.
     Differs: one norm for each rank's part of a tensor; places of 31 bits instead of Elias codes.
     """
-    compressor = NormSparsifier()
-    owner = ExactNonzeros(compressor.layout) if exact_mean else None
-    return ScatterGather("norm_sparsifier", compressor, NoMemory(), owner_feedback=False, owner_compressor=owner)
+    owner = ExactNonzeros() if exact_mean else None
+    return ScatterGather("norm_sparsifier", NormSparsifier(), NoMemory(), owner_feedback=False, owner_compressor=owner)
 
 
 class NormSparsifier(Compressor):
     """Sends the norm of each part, then the places of the drawn elements with their signs."""
 
     compiled = False
-
-    def __init__(self) -> None:
-        """Cut tensors at any multiple of 8 elements."""
-        self.layout = FlatLayout(8)
 
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
         """Return 4 bytes per part and 4 per sent element."""
@@ -63,17 +57,9 @@ class NormSparsifier(Compressor):
 
 
 class ExactNonzeros(Compressor):
-    """Sends the elements that are not 0, for the mean of sparse messages.
-
-    Args:
-        layout: Layout of the ranks' compressor, with one axis.
-    """
+    """Sends the elements that are not 0, for the mean of sparse messages."""
 
     compiled = False
-
-    def __init__(self, layout: Layout) -> None:
-        """Store the layout."""
-        self.layout = layout
 
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
         """Return 8 bytes per element that is not 0, its place and its value, and no remainder."""

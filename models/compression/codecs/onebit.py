@@ -29,8 +29,12 @@ def onebit(*, error_feedback: bool) -> Codec:
     Source: Seide et al. 2014, "1-bit stochastic gradient descent and its application to data-parallel distributed
     training of speech DNNs", section 3.
     """
-    memory = ErrorFeedback() if error_feedback else NoMemory()
-    return ScatterGather("onebit", OneBitQuantiser(), memory, owner_feedback=error_feedback)
+    return ScatterGather(
+        "onebit",
+        OneBitQuantiser(),
+        ErrorFeedback() if error_feedback else NoMemory(),
+        owner_feedback=error_feedback,
+    )
 
 
 class OneBitQuantiser(Compressor):

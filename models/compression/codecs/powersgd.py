@@ -186,8 +186,7 @@ def _unit(columns: tf.Tensor, zero: float) -> tf.Tensor:
 
 
 def _widen(factor: tf.Tensor, columns: int) -> tf.Tensor:
-    missing = columns - tf.shape(factor)[1]
-    wide = factor if factor.shape[1] == columns else tf.pad(factor, [[0, 0], [0, missing]])
+    wide = factor if factor.shape[1] == columns else tf.pad(factor, [[0, 0], [0, columns - tf.shape(factor)[1]]])
     return tf.ensure_shape(wide, (None, columns))
 
 

@@ -10,7 +10,7 @@ from models.compression.arithmetic.randomness import uniform
 from models.compression.codec import Codec, Message, Shape
 from models.compression.schemes.memory import ErrorFeedback, NoMemory
 from models.compression.schemes.scatter_gather import Compressor, ScatterGather
-from models.compression.schemes.stripes import FlatLayout, Layout
+from models.compression.schemes.stripes import FlatLayout
 
 
 def qsgd(
@@ -59,15 +59,14 @@ def qsgd(
         raise ValueError(f"bucket_size must be a positive multiple of 8, got {bucket_size}")
     if owner_bits is not None and not 2 <= owner_bits <= 8 and owner_bits != 32:
         raise ValueError(f"owner_bits must be 2 to 8, 32 or None, got {owner_bits}")
-    memory = ErrorFeedback() if error_feedback else NoMemory()
-    compressor = StochasticQuantiser(bits, bucket_size, norm)
-    owner: Compressor = compressor
-    if owner_bits == 32:
-        owner = ExactFloats(compressor.layout)
-    elif owner_bits is not None:
-        owner = StochasticQuantiser(owner_bits, bucket_size, norm)
-    feedback = error_feedback and owner_bits != 32
-    return ScatterGather("qsgd", compressor, memory, owner_feedback=feedback, owner_compressor=owner)
+    owner = ExactFloats() if owner_bits == 32 else StochasticQuantiser(owner_bits or bits, bucket_size, norm)
+    return ScatterGather(
+        "qsgd",
+        StochasticQuantiser(bits, bucket_size, norm),
+        ErrorFeedback() if error_feedback else NoMemory(),
+        owner_compressor=owner,
+        owner_feedback=error_feedback and owner_bits != 32,
+    )
 
 
 class StochasticQuantiser(Compressor):
@@ -104,15 +103,7 @@ class StochasticQuantiser(Compressor):
 
 
 class ExactFloats(Compressor):
-    """Sends every element in float32.
-
-    Args:
-        layout: Layout of the ranks' compressor.
-    """
-
-    def __init__(self, layout: Layout) -> None:
-        """Store the layout."""
-        self.layout = layout
+    """Sends every element in float32."""
 
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
         """Return 4 bytes per element, and no remainder."""

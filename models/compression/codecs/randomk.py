@@ -62,6 +62,5 @@ class RandomK(LinearCodec):
         # Run i is [i * n // k, (i + 1) * n // k).
         bounds = tf.cast(tf.range(count + 1, dtype=tf.int64) * elements // tf.cast(count, tf.int64), tf.int32)
         lengths = bounds[1:] - bounds[:-1]
-        draws = uniform((most,), context.key)[:count]
-        offsets = tf.cast(draws * tf.cast(lengths, tf.float32), tf.int32)
+        offsets = tf.cast(uniform((most,), context.key)[:count] * tf.cast(lengths, tf.float32), tf.int32)
         return bounds[:-1] + tf.minimum(offsets, lengths - 1), tf.cast(lengths, tf.float32)

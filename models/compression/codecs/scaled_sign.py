@@ -9,7 +9,6 @@ from models.compression.arithmetic.norms import euclidean_norm
 from models.compression.codec import Codec, Message, Shape
 from models.compression.schemes.memory import ErrorFeedback, NoMemory
 from models.compression.schemes.scatter_gather import Compressor, ScatterGather
-from models.compression.schemes.stripes import FlatLayout
 
 
 def scaled_sign(*, error_feedback: bool) -> Codec:
@@ -24,8 +23,12 @@ def scaled_sign(*, error_feedback: bool) -> Codec:
     Source: Karimireddy et al. 2019, "Error feedback fixes SignSGD", algorithm 1.
     Differs: one scale for each rank's part of a tensor, because every part is encoded by itself.
     """
-    memory = ErrorFeedback() if error_feedback else NoMemory()
-    return ScatterGather("scaled_sign", ScaledSignQuantiser("mean"), memory, owner_feedback=error_feedback)
+    return ScatterGather(
+        "scaled_sign",
+        ScaledSignQuantiser("mean"),
+        ErrorFeedback() if error_feedback else NoMemory(),
+        owner_feedback=error_feedback,
+    )
 
 
 class ScaledSignQuantiser(Compressor):
@@ -39,9 +42,8 @@ class ScaledSignQuantiser(Compressor):
     """
 
     def __init__(self, scale: Literal["mean", "norm"]) -> None:
-        """Cut tensors at any multiple of 8 elements."""
+        """Store the name of the scale."""
         self.scale = scale
-        self.layout = FlatLayout(8)
 
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
         """Return 1/8 byte per element and 4 bytes per part."""

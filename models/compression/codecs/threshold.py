@@ -49,8 +49,7 @@ class ThresholdQuantiser(Compressor):
         entries = tf.where(reached)
         positive = tf.gather_nd(parts, entries) > 0
         places = tf.cast(entries, tf.int32)
-        message = encode_signs(places[:, 0], places[:, 1], positive, tf.zeros((parts.shape[0], 0)))
-        return message, remainder
+        return encode_signs(places[:, 0], places[:, 1], positive, tf.zeros((parts.shape[0], 0))), remainder
 
     def decode(self, message: tf.RaggedTensor, part_shape: Shape) -> tf.Tensor:
         """Return plus or minus tau for each sent element, zeros elsewhere."""

@@ -78,8 +78,7 @@ class TopKSparsifier(Compressor):
         """Return 8 bytes per sent element."""
         count = elements_to_send(self.density, step, parts.shape[1])
         places = select_largest(parts, count)
-        values = gather_once(parts, places)
-        return (places, values), clear(parts, places)
+        return (places, gather_once(parts, places)), clear(parts, places)
 
     def decode(self, message: Message, part_shape: Shape) -> tf.Tensor:
         """Return the sent values, zeros elsewhere."""
@@ -124,5 +123,4 @@ class NativeTopKSparsifier:
         """See `NativeCompressor`."""
         places, _ = message
         (elements,) = self.layout.part_shape(shape, places.shape[0])
-        joined = self.operations.groundswell_decode_largest(*message, elements, math.prod(shape))
-        return tf.reshape(joined, shape)
+        return tf.reshape(self.operations.groundswell_decode_largest(*message, elements, math.prod(shape)), shape)

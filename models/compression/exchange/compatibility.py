@@ -1,9 +1,6 @@
-"""Checks of an exchange: a gradient for every variable, and an optimizer that fits the codec."""
-
-from collections.abc import Sequence
+"""The check that an optimizer fits the codec of an exchange."""
 
 import keras
-import tensorflow as tf
 
 from models.compression.codec import Codec
 from models.optimizers.lars import LARS
@@ -40,14 +37,3 @@ def check_optimizer(codec: Codec, optimizer: keras.optimizers.Optimizer, *, warm
             f"OneBitAdam and its exchange must warm up for as many steps, got {optimizer.warmup_steps} and "
             f"{warmup_steps}"
         )
-
-
-def check_present(gradients: Sequence[tf.Tensor | None]) -> None:
-    """Refuse missing gradients.
-
-    Raises:
-        ValueError: a gradient is None; the message has the positions of all such gradients.
-    """
-    missing = [index for index, gradient in enumerate(gradients) if gradient is None]
-    if missing:
-        raise ValueError(f"gradients {missing} are None: every rank must pass a tensor for every variable")

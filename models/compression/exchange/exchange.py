@@ -6,12 +6,30 @@ from typing import Any
 
 import tensorflow as tf
 
-from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, Marks, all_finite, check_finite, check_means, now
+from models.compression.arithmetic.graph import (
+    GRADIENTS_NOT_FINITE,
+    Marks,
+    all_finite,
+    check_finite,
+    checked_means,
+    means_finite,
+    now,
+)
 from models.compression.arithmetic.randomness import make_key
 from models.compression.codec import Codec, Context, Memory, Message, Shape
-from models.compression.exchange.compatibility import check_present
 from models.compression.exchange.figures import ExchangeFigures, TimedPart
 from models.compression.exchange.wire import Collective, StateVariable, make_buckets, traced_payload, transfer
+
+
+def check_present(gradients: Sequence[tf.Tensor | None]) -> None:
+    """Refuse missing gradients.
+
+    Raises:
+        ValueError: a gradient is None; the message has the positions of all such gradients.
+    """
+    missing = [index for index, gradient in enumerate(gradients) if gradient is None]
+    if missing:
+        raise ValueError(f"gradients {missing} are None: every rank must pass a tensor for every variable")
 
 
 class GradientExchange:
@@ -63,7 +81,6 @@ class GradientExchange:
         """Recorder of the times of each bucket, as the phases `encode`, `wire` and `decode`; None: no record. It is set
         before the graph of a step is made."""
         self._built_for: list[Shape] | None = None
-        self._measure = tf.function(self._measured, autograph=False)
 
     def build(self, tensors: Sequence[Any]) -> None:
         """Create the state for gradients of these shapes; otherwise the first `exchange` creates it.
@@ -89,7 +106,7 @@ class GradientExchange:
             self._memories = [self._create_memory(index, shape) for index, shape in enumerate(shapes)]
         compressed = [index for index, shape in enumerate(shapes) if self._is_compressed(shape)]
         self._buckets = self._make_buckets(compressed)
-        self._dense_buckets = self._make_dense_buckets([i for i in range(len(shapes)) if i not in compressed])
+        self.dense_buckets = self._make_dense_buckets([i for i in range(len(shapes)) if i not in compressed])
         self._compiled: dict[tuple[int, int], Callable[..., Any]] = {}
 
     @property
@@ -118,8 +135,7 @@ class GradientExchange:
         """
         check_present(gradients)
         self.build(gradients)
-        values = [tf.cast(gradient, tf.float32) for gradient in gradients]
-        values = self._clip(values)
+        values = self._clip([tf.cast(gradient, tf.float32) for gradient in gradients])
         rate = None if learning_rate is None else tf.cast(tf.convert_to_tensor(learning_rate), tf.float32)
         scale = self._residual_scale(rate)
         self._seconds.assign(tf.zeros(len(TimedPart), tf.float64))
@@ -132,7 +148,7 @@ class GradientExchange:
         else:
             means = self._exchange_compressed(values, scale, rate)
         # Every rank has the same means, so each rank can check them by itself.
-        means = check_means(means, self.names, self.codec.name, self._step.read_value())
+        means = checked_means(means, means_finite(means), self.names, self.codec.name, self._step.read_value())
         self._step.assign_add(1)
         return [tf.cast(mean, gradient.dtype) for mean, gradient in zip(means, gradients, strict=True)]
 
@@ -157,11 +173,9 @@ class GradientExchange:
         """Return the figures of the last exchange on this rank."""
         return ExchangeFigures(*self.measure().numpy().tolist())
 
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def measure(self) -> tf.Tensor:
         """Return the values of `metrics`, float64 `(6,)` in their order; do not wait for the exchange."""
-        return self._measure()
-
-    def _measured(self) -> tf.Tensor:
         payload = tf.cast(self._payload_bytes, tf.float64)
         dense = 4.0 * sum(math.prod(shape) for shape in self._shapes)
         ratio = tf.where(payload > 0, dense / payload, math.nan)
@@ -184,10 +198,12 @@ class GradientExchange:
         compressed = [shape for shape in shapes if self._is_compressed(shape)]
         dense = 4 * (sum(map(math.prod, shapes)) - sum(map(math.prod, compressed)))
         # Traced, not run: this takes no memory for the messages.
-        distinct = sorted(set(compressed))
-        traced = [traced_payload(self.codec, shape, self.collective) for shape in distinct]
-        payloads = {shape: payload for shape, payload in zip(distinct, traced, strict=True) if payload is not None}
-        if len(payloads) < len(distinct):
+        payloads = {
+            shape: payload
+            for shape in sorted(set(compressed))
+            if (payload := traced_payload(self.codec, shape, self.collective)) is not None
+        }
+        if len(payloads) < len(set(compressed)):
             return int(self._payload_bytes) if self._built_for is not None else dense
         return dense + sum(payloads[shape] for shape in compressed)
 
@@ -197,11 +213,10 @@ class GradientExchange:
 
     def _create_memory(self, index: int, shape: Shape) -> dict[str, tf.Variable]:
         memory = {}
-        specs = self.codec.state_specs(shape, self.collective.size, dense=not self._is_compressed(shape))
-        for name, spec in specs.items():
+        dense = not self._is_compressed(shape)
+        for name, spec in self.codec.state_specs(shape, self.collective.size, dense=dense).items():
             full_name = f"{name}/{self.names[index]}"
-            initial = spec.initial or (lambda shape, key: tf.zeros(shape))
-            value = initial(spec.shape, make_key(self.seed, 0, index))
+            value = spec.initial(spec.shape, make_key(self.seed, 0, index)) if spec.initial else tf.zeros(spec.shape)
             memory[name] = tf.Variable(value, trainable=False, name=full_name)
             self.state.append(StateVariable(full_name, spec, shape, memory[name]))
         return memory
@@ -246,7 +261,7 @@ class GradientExchange:
         # With compressed tensors, gains and biases are sent as one tensor: for a hundred of them in a ResNet-50,
         # Horovod would send their names to all ranks, 5 KB per step. If everything is dense they stay separate: joining
         # would copy the network, and every digit must equal that of Horovod's own allreduce.
-        dense, sent = self._exchange_dense(self._dense_buckets, gradients, joined=bool(self._buckets))
+        dense, sent = self._exchange_dense(self.dense_buckets, gradients, joined=bool(self._buckets))
         self._payload_bytes.assign(payload + sent)
         if rate is not None:  # the rate of the residuals, which a dense exchange does not change
             self._learning_rate.assign(rate)
@@ -309,8 +324,9 @@ class GradientExchange:
             )
             payload += tf.cast(sent, tf.int64)
             ready = now(values)
-            sent_by = f"bucket {bucket}, {self.codec.collectives[number]} {number}"
-            self.count(TimedPart.WIRE, encoded, ready, sent_by, indexes)
+            self.count(
+                TimedPart.WIRE, encoded, ready, f"bucket {bucket}, {self.codec.collectives[number]} {number}", indexes
+            )
         for index, memory, before in zip(indexes, memories, stored, strict=True):
             self._write(index, {name: value for name, value in memory.items() if value is not before.get(name)})
         return list(values), payload
@@ -322,7 +338,16 @@ class GradientExchange:
                 finite = self.all_finite(values) if number == 0 and not self.codec.checks_finite else None
                 messages, changes, checked = [], [], []
                 for index, value, memory in zip(self._buckets[bucket], values, memories, strict=True):
-                    message, after = self.codec.phase(number, value, dict(memory), self._context(index, step, scale))
+                    context = Context(
+                        shape=self._shapes[index],
+                        rank=self.collective.rank,
+                        size=self.collective.size,
+                        step=step,
+                        seed=self.seed,
+                        tensor=index,
+                        residual_scale=scale,
+                    )
+                    message, after = self.codec.phase(number, value, dict(memory), context)
                     messages.append(message)
                     if "finite" in after:
                         checked.append(after.pop("finite"))
@@ -342,17 +367,6 @@ class GradientExchange:
 
             self._compiled[bucket, number] = phase
         return self._compiled[bucket, number]
-
-    def _context(self, index: int, step: tf.Tensor, scale: tf.Tensor) -> Context:
-        return Context(
-            shape=self._shapes[index],
-            rank=self.collective.rank,
-            size=self.collective.size,
-            step=step,
-            seed=self.seed,
-            tensor=index,
-            residual_scale=scale,
-        )
 
     def _read(self, index: int) -> Memory:
         return {name: variable.read_value() for name, variable in self._memories[index].items()}

@@ -106,10 +106,8 @@ class PushCodec:
         arrays = [np.ascontiguousarray(array) for array in message]
         if dense or not self._compressed[index]:
             return [_bytes_of(arrays[0])]
-        parts = []
-        for array in arrays:
-            parts += [_bytes_of(np.array([array.nbytes], _LENGTH)), _bytes_of(array)]
-        return parts
+        pairs = [(np.array([array.nbytes], _LENGTH), array) for array in arrays]
+        return [_bytes_of(each) for pair in pairs for each in pair]
 
     def unpack(self, indexes: Sequence[int], pushed: memoryview, *, dense: bool) -> list[NDArray[np.float32]]:
         """Return the gradients of these tensors from a worker's packed bytes, in new memory.
@@ -131,16 +129,16 @@ class PushCodec:
                 place += _LENGTH.itemsize
                 arrays.append(_array(pushed, place, int(length), dtype).reshape(static))
                 place += int(length)
-            found.append(self._decode(index, arrays))
+            assert isinstance(self._codec, ScatterGather)
+            found.append(self._codec.decode(tuple(map(tf.constant, arrays)), shape).numpy())
         if place != len(pushed):
             raise ValueError(f"a push of {len(pushed)} bytes has {place} that belong to its tensors")
         return found
 
     def _memory(self, index: int, shape: Shape) -> dict[str, keras.Variable]:
-        specs = self._codec.state_specs(shape, 1, dense=False)
         return {
             name: keras.Variable(tf.zeros(spec.shape), trainable=False, name=f"{name}_{index}")
-            for name, spec in specs.items()
+            for name, spec in self._codec.state_specs(shape, 1, dense=False).items()
             if spec.scope == "worker"
         }
 
@@ -177,11 +175,6 @@ class PushCodec:
                 (np.dtype(each.dtype.as_numpy_dtype), (*each.shape.as_list()[:-1], -1)) for each in traced.outputs
             ]
         return self._formats[index]
-
-    def _decode(self, index: int, arrays: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
-        assert isinstance(self._codec, ScatterGather)
-        decoded: NDArray[np.float32] = self._codec.decode(tuple(map(tf.constant, arrays)), self._shapes[index]).numpy()
-        return decoded
 
 
 def _arrays_of(message: Message) -> tuple[tf.Tensor, ...]:

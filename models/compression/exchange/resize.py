@@ -13,8 +13,8 @@ Saved = Mapping[str, NDArray[Any]]
 
 def save_state(exchange: GradientExchange) -> dict[str, NDArray[Any]]:
     """Return this rank's state by name."""
-    arrays = {entry.name: entry.variable.numpy() for entry in exchange.state}
-    return arrays | {name: variable.numpy() for name, variable in exchange.clock.items()}
+    variables = {entry.name: entry.variable for entry in exchange.state} | exchange.clock
+    return {name: variable.numpy() for name, variable in variables.items()}
 
 
 def load_state(exchange: GradientExchange, saved: Sequence[Saved]) -> None:
@@ -63,24 +63,22 @@ def _load_resized(exchange: GradientExchange, saved: Sequence[Saved]) -> None:
                 sums[entry.name] = sums.get(entry.name, 0.0) + value.astype(np.float64)
             elif rank == 0:
                 entry.variable.assign(value)
+    owned = {name.partition("/")[2]: part for name, part in parts.items()}
     for entry in exchange.state:
+        name, _, tensor = entry.name.partition("/")
         if entry.spec.scope == "worker":
             entry.variable.assign((sums[entry.name] / len(saved)).astype(np.float32))
         elif entry.spec.scope == "owner":
             entry.variable.assign(np.zeros(entry.spec.shape, np.float32))
-    owned = {part.partition("/")[2]: part for part in parts}
-    for entry in exchange.state:
-        name, _, tensor = entry.name.partition("/")
         if name == "residual" and tensor in owned:
-            joined = exchange.codec.join_parts(np.stack(parts[owned[tensor]]), entry.tensor_shape).numpy()
-            entry.variable.assign_add(joined)
+            entry.variable.assign_add(exchange.codec.join_parts(np.stack(owned[tensor]), entry.tensor_shape).numpy())
 
 
 def _check(exchange: GradientExchange, state: Saved, rank: int) -> None:
     expected = {entry.name for entry in exchange.state} | exchange.clock.keys()
     if state.keys() != expected:
-        differing = sorted(state.keys() ^ expected)
-        raise ValueError(f"exchange state of rank {rank} is of another model or codec: {differing[0]!r} differs")
+        differing = min(state.keys() ^ expected)
+        raise ValueError(f"exchange state of rank {rank} is of another model or codec: {differing!r} differs")
     for entry in exchange.state:
         if entry.spec.scope != "owner" and state[entry.name].shape != tuple(entry.variable.shape):
             raise ValueError(

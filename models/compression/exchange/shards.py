@@ -7,10 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from models.compression.arithmetic.graph import checked_means, means_finite, now
-from models.compression.exchange.compatibility import check_present
-from models.compression.exchange.exchange import GradientExchange
+from models.compression.exchange.exchange import GradientExchange, check_present
 from models.compression.exchange.figures import TimedPart
-from models.compression.exchange.wire import ScatteringCollective, make_buckets
+from models.compression.exchange.wire import ScatteringCollective
 
 
 def part_of(elements: int, rank: int, size: int) -> tuple[int, int]:
@@ -53,8 +52,7 @@ class ShardExchange:
         self._exchange, self._collective = exchange, collective
         self._shapes = [tuple(variable.shape) for variable in variables]
         self._elements = [math.prod(shape) for shape in self._shapes]
-        buckets = make_buckets(range(len(variables)), self._elements, exchange.bucket_mib)
-        self._buckets = [sorted(bucket) for bucket in buckets]
+        self._buckets = exchange.dense_buckets
         self.ranges: list[tuple[int, int]] = [(0, 0)] * len(variables)
         """Start and stop of this rank's range of elements of each variable."""
         for bucket in self._buckets:
@@ -83,18 +81,16 @@ class ShardExchange:
             with tf.control_dependencies([exchange.check_own(exchange.all_finite(values), indexes)]):
                 joined = tf.concat([tf.reshape(value, [-1]) for value in values], 0)
             part = self._collective.reducescatter(joined, f"gradients_shard{number}")
-            part = tf.ensure_shape(part, [sum(self._lengths(indexes))])
+            lengths = [stop - start for start, stop in (self.ranges[index] for index in indexes)]
+            part = tf.ensure_shape(part, [sum(lengths)])
             exchange.count(TimedPart.WIRE, started, now([part]), f"parts of bucket {number}", indexes)
             part = part * factor if size > 1 else part
-            means |= dict(zip(indexes, tf.split(part, self._lengths(indexes)), strict=True))
-        return self._checked([means[index] for index in range(len(means))])
-
-    def _checked(self, means: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the means, after a check that the means of all ranks are finite."""
-        step = self._exchange.clock["step"]
-        not_finite = tf.cast(tf.logical_not(means_finite(means)), tf.float32)
+            means |= dict(zip(indexes, tf.split(part, lengths), strict=True))
+        # The means of all ranks have to be finite.
+        ordered, step = [means[index] for index in range(len(means))], exchange.clock["step"]
+        not_finite = tf.cast(tf.logical_not(means_finite(ordered)), tf.float32)
         (ranks,) = self._collective.allreduce([not_finite], "gradients_not_finite")
-        checked = checked_means(means, ranks < 0.5, self._exchange.names, self._exchange.codec.name, step.read_value())
+        checked = checked_means(ordered, ranks < 0.5, exchange.names, exchange.codec.name, step.read_value())
         step.assign_add(1)
         return checked
 
@@ -124,6 +120,3 @@ class ShardExchange:
                 index: tf.reshape(each, self._shapes[index]) for index, each in zip(indexes, pieces, strict=True)
             }
         return [wholes[index] for index in range(len(wholes))]
-
-    def _lengths(self, indexes: Sequence[int]) -> list[int]:
-        return [self.ranges[index][1] - self.ranges[index][0] for index in indexes]

@@ -10,8 +10,6 @@ import tensorflow as tf
 from models.compression.arithmetic.bits import from_bytes, to_bytes
 from models.compression.codec import Codec, CollectiveName, Context, Memory, Message, Shape, StateSpec
 
-_MIB = 1 << 20
-
 
 def make_buckets(indexes: Sequence[int], elements: Sequence[int], bucket_mib: float | None) -> list[list[int]]:
     """Put the gradients of the last layers, which the backward pass computes first, into the first bucket.
@@ -24,7 +22,7 @@ def make_buckets(indexes: Sequence[int], elements: Sequence[int], bucket_mib: fl
     """
     buckets: list[list[int]] = []
     filled = math.inf
-    limit = math.inf if bucket_mib is None else bucket_mib * _MIB
+    limit = math.inf if bucket_mib is None else bucket_mib * 2**20
     for index in reversed(indexes):
         size = 4 * elements[index]
         if not buckets or filled + size > limit:
@@ -91,8 +89,7 @@ def transfer(
         2(N-1)/N times the payload. An alltoall of B bytes counts as B/2, an allgather of B bytes per rank as N * B/2.
     """
     if kind == "allreduce":
-        sums = collective.allreduce(list(messages), name)
-        return list(sums), _bytes(messages)
+        return list(collective.allreduce(list(messages), name)), _bytes(messages)
     if any(isinstance(message, tf.RaggedTensor) for message in messages):
         received, sent = _transfer_ragged(kind, messages, collective, name)
     else:
@@ -161,8 +158,6 @@ def traced_payload(codec: Codec, shape: Shape, collective: Collective) -> int | 
 
     The payload is that of a step after all schedules of the codec.
     """
-    counting = _Counting(collective.rank, collective.size)
-    state = codec.state_specs(shape, collective.size, dense=False)
     payloads: list[int | tf.Tensor] = []
 
     def run(gradient: tf.Tensor, memory: Memory) -> None:
@@ -171,11 +166,14 @@ def traced_payload(codec: Codec, shape: Shape, collective: Collective) -> int | 
         value: Message = gradient
         for number, name in enumerate(codec.collectives):
             message, memory = codec.phase(number, value, dict(memory), context)
-            (value,), sent = transfer(name, [message], counting, "counted")
+            (value,), sent = transfer(name, [message], _Counting(collective.rank, collective.size), "counted")
             payloads.append(sent)
 
-    specs = {name: tf.TensorSpec(spec.shape, tf.float32) for name, spec in state.items()}
-    tf.function(run, autograph=False).get_concrete_function(tf.TensorSpec(shape, tf.float32), specs)
+    state = {
+        name: tf.TensorSpec(spec.shape, tf.float32)
+        for name, spec in codec.state_specs(shape, collective.size, dense=False).items()
+    }
+    tf.function(run, autograph=False).get_concrete_function(tf.TensorSpec(shape, tf.float32), state)
     return sum(payloads) if all(isinstance(payload, int) for payload in payloads) else None
 
 

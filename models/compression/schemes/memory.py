@@ -87,27 +87,20 @@ class MomentumCorrection(WorkerMemory):
 
     def advance(self, gradient: tf.Tensor, memory: Memory) -> tuple[tf.Tensor, Memory]:
         """Return the tensor that this gradient adds to v."""
-        step, velocity = self._step(gradient, memory["velocity"])
-        return step, {**memory, "velocity": velocity}
+        if self.nesterov:
+            velocity = self.momentum * (memory["velocity"] + gradient)
+            return velocity + gradient, {**memory, "velocity": velocity}
+        velocity = self.momentum * memory["velocity"] + gradient
+        return velocity, {**memory, "velocity": velocity}
 
     def store(self, remainder: tf.Tensor, clear: Clear, memory: Memory) -> Memory:
         """Store v without the sent amounts, and u without the sent elements."""
-        velocity = memory["velocity"]
-        if self.masking:
-            velocity = clear(velocity)
+        velocity = clear(memory["velocity"]) if self.masking else memory["velocity"]
         return {**memory, "residual": remainder, "velocity": velocity}
 
     def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
         """Return the velocity of momentum SGD, because the optimizer has no momentum."""
-        step, velocity = self._step(mean, memory["velocity"])
-        return step, {**memory, "velocity": velocity}
-
-    def _step(self, gradient: tf.Tensor, velocity: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        if self.nesterov:
-            velocity = self.momentum * (velocity + gradient)
-            return velocity + gradient, velocity
-        velocity = self.momentum * velocity + gradient
-        return velocity, velocity
+        return self.advance(mean, memory)
 
 
 class SharedMomentum(ErrorFeedback):

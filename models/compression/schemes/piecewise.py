@@ -9,7 +9,7 @@ Number = TypeVar("Number", int, float)
 
 
 class PiecewiseConstant:
-    """A function of the step that is constant between given steps.
+    """A function of the step that is constant between given steps; `values` are all its values, in order.
 
     Args:
         final: Value after the last bound.
@@ -24,13 +24,8 @@ class PiecewiseConstant:
         bounds = [bound for bound, _ in schedule]
         if bounds != sorted(set(bounds)) or (bounds and bounds[0] < 1):
             raise ValueError(f"a schedule must have rising values of before_step, 1 or more, got {bounds}")
-        self.final = final
         self.schedule = tuple(schedule)
-
-    @property
-    def values(self) -> tuple[float, ...]:
-        """All values, in order."""
-        return (*[value for _, value in self.schedule], self.final)
+        self.values = (*[value for _, value in schedule], final)
 
     @property
     def constant(self) -> bool:
@@ -47,7 +42,6 @@ class PiecewiseConstant:
         Returns:
             A Python number if the value never changes, otherwise a scalar tensor.
         """
-        assert len(choices) == len(self.values)
         if self.constant:
             return choices[0]
         bounds = tf.constant([bound for bound, _ in self.schedule], tf.int32)
@@ -57,7 +51,7 @@ class PiecewiseConstant:
     def scaled(self, factor: float) -> "PiecewiseConstant":
         """Return the function times `factor`, at most 1."""
         schedule = [(bound, min(1.0, factor * value)) for bound, value in self.schedule]
-        return PiecewiseConstant(min(1.0, factor * self.final), schedule)
+        return PiecewiseConstant(min(1.0, factor * self.values[-1]), schedule)
 
 
 def density_by_step(density: float, schedule: Sequence[tuple[int, float]]) -> PiecewiseConstant:

@@ -7,7 +7,7 @@ import tensorflow as tf
 from models.compression.arithmetic.randomness import fold_in
 from models.compression.codec import CollectiveName, Context, Memory, Message, Shape, StateSpec
 from models.compression.schemes.memory import WorkerMemory
-from models.compression.schemes.stripes import Layout, clear_padding
+from models.compression.schemes.stripes import FlatLayout, Layout, clear_padding
 
 
 class Compressor(Protocol):
@@ -17,8 +17,8 @@ class Compressor(Protocol):
     """Whether XLA may compile encode and decode."""
     native: "NativeCompressor | None" = None
     """The same compressor in C++, or None if it cannot run here."""
-    layout: Layout
-    """How tensors are cut into parts."""
+    layout: Layout = FlatLayout(8)
+    """How tensors are cut into parts; the owners' compressor gets the parts of the ranks' compressor."""
 
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
         """Return a message with one row per part, and the remainder: `parts` minus the decoded message.
@@ -121,20 +121,12 @@ class ScatterGather:
             case 1:
                 return self._sum(value, memory, context)
             case _:
-                native = self.owner_compressor.native
-                if native is not None:
-                    result = native.decode(value, context.shape)
-                else:
-                    parts = _decode(self.owner_compressor, value, context)
-                    result = self.compressor.layout.join(parts, context.shape)
+                result = self._join(self.owner_compressor, value, context.shape, context.size)
                 return result, self.memory.finish(result, memory)
 
     def decode(self, message: Message, shape: Shape) -> tf.Tensor:
         """Decode one rank's message for a group of one, which a receiver applies without a second round."""
-        native, layout = self.compressor.native, self.compressor.layout
-        if native is not None:
-            return native.decode(message, shape)
-        return layout.join(self.compressor.decode(message, layout.part_shape(shape, 1)), shape)
+        return self._join(self.compressor, message, shape, 1)
 
     def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
         """Return the result of the memory."""
@@ -170,7 +162,7 @@ class ScatterGather:
             message, remainder, _ = native.encode(mean, residual, context.residual_scale, 1, context.step)
             return message, {**memory, "owner_residual": remainder} if self.owner_feedback else memory
         real = layout.real(context.shape, context.size)[context.rank : context.rank + 1]
-        parts = _decode(self.compressor, value, context)
+        parts = self._decode(self.compressor, value, context.shape, context.size)
         mean = tf.reduce_sum(parts, 0, keepdims=True) * (1.0 / context.size)
         if residual is not None:
             mean += context.residual_scale * residual
@@ -183,7 +175,12 @@ class ScatterGather:
             memory = {**memory, "owner_residual": clear_padding(remainder, real)[0]}
         return message, memory
 
+    def _decode(self, compressor: Compressor, message: Message, shape: Shape, size: int) -> tf.Tensor:
+        part_shape = self.compressor.layout.part_shape(shape, size)
+        return tf.ensure_shape(compressor.decode(message, part_shape), (size, *part_shape))
 
-def _decode(compressor: Compressor, message: Message, context: Context) -> tf.Tensor:
-    part_shape = compressor.layout.part_shape(context.shape, context.size)
-    return tf.ensure_shape(compressor.decode(message, part_shape), (context.size, *part_shape))
+    def _join(self, compressor: Compressor, message: Message, shape: Shape, size: int) -> tf.Tensor:
+        """Return the tensor from a message with one row per part."""
+        if compressor.native is not None:
+            return compressor.native.decode(message, shape)
+        return self.compressor.layout.join(self._decode(compressor, message, shape, size), shape)

@@ -23,7 +23,7 @@ def test_bounds_must_rise(bounds):
 
 def test_a_scaled_density_is_at_most_everything():
     scaled = density_by_step(0.25, [(3, 0.75)]).scaled(2.0)
-    assert (scaled.final, scaled.schedule) == (0.5, ((3, 1.0),))
+    assert (scaled.values, scaled.schedule) == ((1.0, 0.5), ((3, 1.0),))
 
 
 def test_at_least_one_element_is_sent():
