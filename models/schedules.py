@@ -112,7 +112,7 @@ def constant_warmup(schedule: Schedule, warmup_steps: int, factor: float) -> Sch
 
     Source: Goyal et al. 2017, section 2.2, which takes it from He et al. 2016.
     """
-    _check_warmup(warmup_steps)
+    _check_not_negative("warmup_steps", warmup_steps)
     _check_positive("factor", factor)
     return lambda step: schedule(step) * (factor if step < warmup_steps else 1.0)
 
@@ -131,9 +131,8 @@ def gradual_warmup(schedule: Schedule, warmup_steps: int, start_rate: float = 0.
     Source: Goyal et al. 2017, section 2.2, where `start_rate` is the rate for 256 images; MLPerf's begins at 0.
     Differs: the last step of the warm-up has the full rate, and the first one is a part above `start_rate`.
     """
-    _check_warmup(warmup_steps)
-    if start_rate < 0:
-        raise ValueError(f"start_rate must not be negative, got {start_rate}")
+    _check_not_negative("warmup_steps", warmup_steps)
+    _check_not_negative("start_rate", start_rate)
 
     def rate(step: int) -> float:
         full = schedule(step)
@@ -159,9 +158,9 @@ def _falling(peak: float, start_step: int, end_step: int, end_rate: float, shape
     return rate
 
 
-def _check_warmup(warmup_steps: int) -> None:
-    if warmup_steps < 0:
-        raise ValueError(f"warmup_steps must not be negative, got {warmup_steps}")
+def _check_not_negative(name: str, value: float) -> None:
+    if value < 0:
+        raise ValueError(f"{name} must not be negative, got {value}")
 
 
 def _check_positive(name: str, value: float) -> None:

@@ -118,8 +118,8 @@ class PadCrop(SeededAugmentation):
                 is_inside.append((offset >= 0) & (offset < self.cutout // factor))
             square = (is_inside[0][:, :, tf.newaxis] & is_inside[1][:, tf.newaxis, :])[..., tf.newaxis]
             mean = tf.reduce_mean(tf.cast(group, tf.float32), axis=(1, 2), keepdims=True)
-            mean = tf.round(mean) if group.dtype.is_integer else mean
-            filled[name] = tf.where(square, tf.cast(mean, group.dtype), group)
+            fill = tf.cast(tf.round(mean) if group.dtype.is_integer else mean, group.dtype)
+            filled[name] = tf.where(square, fill, group)
         return filled
 
 

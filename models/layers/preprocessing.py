@@ -127,16 +127,16 @@ def _in_order(joined: keras.KerasTensor, groups: Sequence[InputGroup]) -> keras.
 def _resize(
     images: keras.KerasTensor, height: int, width: int, upsampling: str, group: InputGroup
 ) -> keras.KerasTensor:
-    rows, columns, _ = group.shape
-    if (rows, columns) == (height, width):
+    if group.shape[:2] == (height, width):
         return images
-    if upsampling == "nearest" and height % rows == 0 and width % columns == 0:
-        factors = height // rows, width // columns
+    factors = (height // group.shape[0], width // group.shape[1])
+    whole = height % group.shape[0] == 0 and width % group.shape[1] == 0
+    if upsampling == "nearest" and whole:
         return keras.layers.UpSampling2D(factors, dtype="float32", name=f"{group.name}_upsample")(images)
     # keras.layers.Resizing fails under XLA (TensorFlow 2.21): bicubic does not exist, and bilinear gives wrong pixels
     # at factors that are not whole. Weighted sums of gathered rows and columns compile correctly.
-    images = _resize_axis(images, _HEIGHT_AXIS, rows, height, upsampling)
-    return _resize_axis(images, _WIDTH_AXIS, columns, width, upsampling)
+    images = _resize_axis(images, _HEIGHT_AXIS, group.shape[0], height, upsampling)
+    return _resize_axis(images, _WIDTH_AXIS, group.shape[1], width, upsampling)
 
 
 def _resize_axis(

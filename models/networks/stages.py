@@ -131,8 +131,8 @@ def _cuts(network: keras.Model) -> list[_Cut]:
 def _all_cuts(network: keras.Model) -> Iterator[_Cut]:
     """Return every place with trainable, computing layers before and after it, in the order of the network."""
     # Keras has no public list of a model's calls. The calls are sorted by depth, each after its inputs.
-    by_depth = sorted(network._nodes_by_depth.items(), reverse=True)
-    calls = [call for _, calls in by_depth for call in calls if not call.is_input]
+    depths = sorted(network._nodes_by_depth, reverse=True)
+    calls = [call for depth in depths for call in network._nodes_by_depth[depth] if not call.is_input]
     uses = {id(tensor): number for number, call in enumerate(calls) for tensor in call.input_tensors}
     uses |= {id(tensor): len(calls) for tensor in network.outputs}
     last_calls = {id(call.operation): number for number, call in enumerate(calls)}

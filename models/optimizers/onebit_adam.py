@@ -93,9 +93,10 @@ class OneBitAdam(keras.optimizers.Optimizer):  # type: ignore[misc]
         moments = ops.minimum(step, float(self.warmup_steps))
         correction = 1 - ops.power(ops.cast(self.beta_1, dtype), step)
         frozen_correction = 1 - ops.power(ops.cast(self.beta_2, dtype), moments)
-        self.assign(first, ops.where(warming_up, first + (gradient - first) * (1 - self.beta_1), gradient))
-        squares = second + (ops.square(gradient) - second) * (1 - self.beta_2)
-        self.assign(second, ops.where(warming_up, squares, second))
+        advanced = first + (gradient - first) * (1 - self.beta_1)
+        self.assign(first, ops.where(warming_up, advanced, gradient))
+        squared = second + (ops.square(gradient) - second) * (1 - self.beta_2)
+        self.assign(second, ops.where(warming_up, squared, second))
         rate = ops.cast(learning_rate, dtype) * ops.sqrt(frozen_correction) / correction
         update = rate * first / (ops.sqrt(second) + self.epsilon)
         never_moved = ops.logical_and(ops.logical_not(warming_up), ops.equal(second, 0))

@@ -163,11 +163,8 @@ class GradientExchange:
 
     def take_figures(self, other: "GradientExchange | None") -> None:
         """Make `metrics` report the figures of `other`, for the same tensors; None: nothing was sent in this step."""
-        payload, seconds = (
-            (0, tf.zeros(len(TimedPart), tf.float64)) if other is None else (other._payload_bytes, other._seconds)
-        )
-        self._payload_bytes.assign(payload)
-        self._seconds.assign(seconds)
+        self._payload_bytes.assign(0 if other is None else other._payload_bytes)
+        self._seconds.assign(tf.zeros(len(TimedPart), tf.float64) if other is None else other._seconds)
 
     def metrics(self) -> ExchangeFigures:
         """Return the figures of the last exchange on this rank."""
@@ -213,8 +210,8 @@ class GradientExchange:
 
     def _create_memory(self, index: int, shape: Shape) -> dict[str, tf.Variable]:
         memory = {}
-        dense = not self._is_compressed(shape)
-        for name, spec in self.codec.state_specs(shape, self.collective.size, dense=dense).items():
+        specs = self.codec.state_specs(shape, self.collective.size, dense=not self._is_compressed(shape))
+        for name, spec in specs.items():
             full_name = f"{name}/{self.names[index]}"
             value = spec.initial(spec.shape, make_key(self.seed, 0, index)) if spec.initial else tf.zeros(spec.shape)
             memory[name] = tf.Variable(value, trainable=False, name=full_name)

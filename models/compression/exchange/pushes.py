@@ -58,19 +58,19 @@ class PushCodec:
             self._memory(index, shape) if compressed else {}
             for index, (shape, compressed) in enumerate(zip(self._shapes, self._compressed, strict=True))
         ]
+        self._residuals = [variable for memory in self._memories for variable in memory.values()]
         self._rate = keras.Variable(0.0, trainable=False, name="pushed_rate")
         self._formats: dict[int, list[tuple[np.dtype[Any], Shape]]] = {}
 
     @property
     def state(self) -> list[keras.Variable]:
         """This worker's residuals, and the learning rate of their unit; empty without residuals."""
-        residuals = [variable for memory in self._memories for variable in memory.values()]
-        return [*residuals, self._rate] if residuals else []
+        return [*self._residuals, self._rate] if self._residuals else []
 
     def residual_norm(self) -> tf.Tensor:
         """Return the norm of all residuals; part of a graph."""
-        residuals = [variable.value for memory in self._memories for variable in memory.values()]
-        return tf.linalg.global_norm(residuals) if residuals else tf.constant(0.0)
+        values = [variable.value for variable in self._residuals]
+        return tf.linalg.global_norm(values) if values else tf.constant(0.0)
 
     def largest_bytes(self, indexes: Sequence[int]) -> int:
         """Return the largest bytes of a push of these tensors, twice their float32: values may have places."""

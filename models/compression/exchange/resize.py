@@ -13,8 +13,8 @@ Saved = Mapping[str, NDArray[Any]]
 
 def save_state(exchange: GradientExchange) -> dict[str, NDArray[Any]]:
     """Return this rank's state by name."""
-    variables = {entry.name: entry.variable for entry in exchange.state} | exchange.clock
-    return {name: variable.numpy() for name, variable in variables.items()}
+    arrays = {entry.name: entry.variable.numpy() for entry in exchange.state}
+    return arrays | {name: variable.numpy() for name, variable in exchange.clock.items()}
 
 
 def load_state(exchange: GradientExchange, saved: Sequence[Saved]) -> None:
@@ -77,8 +77,8 @@ def _load_resized(exchange: GradientExchange, saved: Sequence[Saved]) -> None:
 def _check(exchange: GradientExchange, state: Saved, rank: int) -> None:
     expected = {entry.name for entry in exchange.state} | exchange.clock.keys()
     if state.keys() != expected:
-        differing = min(state.keys() ^ expected)
-        raise ValueError(f"exchange state of rank {rank} is of another model or codec: {differing!r} differs")
+        differing = sorted(state.keys() ^ expected)
+        raise ValueError(f"exchange state of rank {rank} is of another model or codec: {differing[0]!r} differs")
     for entry in exchange.state:
         if entry.spec.scope != "owner" and state[entry.name].shape != tuple(entry.variable.shape):
             raise ValueError(

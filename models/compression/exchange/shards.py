@@ -86,11 +86,14 @@ class ShardExchange:
             exchange.count(TimedPart.WIRE, started, now([part]), f"parts of bucket {number}", indexes)
             part = part * factor if size > 1 else part
             means |= dict(zip(indexes, tf.split(part, lengths), strict=True))
-        # The means of all ranks have to be finite.
-        ordered, step = [means[index] for index in range(len(means))], exchange.clock["step"]
-        not_finite = tf.cast(tf.logical_not(means_finite(ordered)), tf.float32)
+        return self._checked([means[index] for index in range(len(means))])
+
+    def _checked(self, means: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Return the means, after a check that the means of all ranks are finite."""
+        step = self._exchange.clock["step"]
+        not_finite = tf.cast(tf.logical_not(means_finite(means)), tf.float32)
         (ranks,) = self._collective.allreduce([not_finite], "gradients_not_finite")
-        checked = checked_means(ordered, ranks < 0.5, exchange.names, exchange.codec.name, step.read_value())
+        checked = checked_means(means, ranks < 0.5, self._exchange.names, self._exchange.codec.name, step.read_value())
         step.assign_add(1)
         return checked
 
