@@ -27,33 +27,15 @@ class Variant:
     """Whether the ratio divides by |g + weight_decay * w|, not by |g| + weight_decay * |w|."""
     clips: bool
     """Whether the rate of a variable is the smaller of the learning rate and the ratio, not their product."""
-    source: str
 
 
 VARIANTS = {
-    "mlperf": Variant(
-        rate_in_buffer=True,
-        norm_of_sum=False,
-        clips=False,
-        source="You et al. 2017, algorithm 1; MLPerf training, reference of ResNet-50",
-    ),
-    "outside": Variant(
-        rate_in_buffer=False,
-        norm_of_sum=False,
-        clips=False,
-        source="Goyal et al. 2017, equation 9, which equals equation 10 with momentum correction",
-    ),
-    "larc": Variant(
-        rate_in_buffer=False, norm_of_sum=False, clips=True, source="LARC of NVIDIA's Apex, with clip=True"
-    ),
-    "tensorflow_models": Variant(
-        rate_in_buffer=True,
-        norm_of_sum=True,
-        clips=False,
-        source="TensorFlow Model Garden, official/modeling/optimization/lars.py, classic momentum",
-    ),
+    "mlperf": Variant(rate_in_buffer=True, norm_of_sum=False, clips=False),
+    "outside": Variant(rate_in_buffer=False, norm_of_sum=False, clips=False),
+    "larc": Variant(rate_in_buffer=False, norm_of_sum=False, clips=True),
+    "tensorflow_models": Variant(rate_in_buffer=True, norm_of_sum=True, clips=False),
 }
-"""All variants by name."""
+"""All variants by name; `LARS` has their formulas and sources."""
 
 
 def lars(
@@ -116,7 +98,9 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]
     Raises:
         ValueError: an unknown variant, a coefficient out of range; when built, a path without exactly one variable.
 
-    Source: `VARIANTS` has the source of each variant.
+    Source: "mlperf": You et al. 2017, algorithm 1; MLPerf training, reference of ResNet-50. "outside": Goyal et al.
+    2017, equation 9, which equals equation 10 with momentum correction. "larc": LARC of NVIDIA's Apex, with clip=True.
+    "tensorflow_models": TensorFlow Model Garden, official/modeling/optimization/lars.py, classic momentum.
     Differs: a norm of 0 means a ratio of 1, so that a layer can leave 0; Apex then also leaves out the decay. State and
     arithmetic of half-precision variables are in float32.
     """

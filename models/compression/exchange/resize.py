@@ -50,7 +50,7 @@ def load_state(exchange: GradientExchange, saved: Sequence[Saved]) -> None:
 def _load_resized(exchange: GradientExchange, saved: Sequence[Saved]) -> None:
     """Read the old ranks' states one after the other, so that one of them is in memory at a time."""
     sums: dict[str, NDArray[Any]] = {}
-    parts: dict[str, list[NDArray[Any]]] = {}
+    parts: dict[str, list[NDArray[Any]]] = {}  # the owners' residuals, by tensor
     for rank, state in enumerate(saved):
         _check(exchange, state, rank)
         if rank == 0:
@@ -58,20 +58,19 @@ def _load_resized(exchange: GradientExchange, saved: Sequence[Saved]) -> None:
         for entry in exchange.state:
             value = state[entry.name]
             if entry.spec.scope == "owner":
-                parts.setdefault(entry.name, []).append(value)
+                parts.setdefault(entry.name.partition("/")[2], []).append(value)
             elif entry.spec.scope == "worker":
                 sums[entry.name] = sums.get(entry.name, 0.0) + value.astype(np.float64)
             elif rank == 0:
                 entry.variable.assign(value)
-    owned = {name.partition("/")[2]: part for name, part in parts.items()}
     for entry in exchange.state:
         name, _, tensor = entry.name.partition("/")
         if entry.spec.scope == "worker":
             entry.variable.assign((sums[entry.name] / len(saved)).astype(np.float32))
         elif entry.spec.scope == "owner":
             entry.variable.assign(np.zeros(entry.spec.shape, np.float32))
-        if name == "residual" and tensor in owned:
-            entry.variable.assign_add(exchange.codec.join_parts(np.stack(owned[tensor]), entry.tensor_shape).numpy())
+        if name == "residual" and tensor in parts:
+            entry.variable.assign_add(exchange.codec.join_parts(np.stack(parts[tensor]), entry.tensor_shape).numpy())
 
 
 def _check(exchange: GradientExchange, state: Saved, rank: int) -> None:
