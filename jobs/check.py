@@ -21,7 +21,6 @@ from pipelines.tracking.store import store
 from pipelines.tracking.store.runs import check_store
 from pipelines.training import entry
 from pipelines.training.driver.checks import batch_text, check_dataset, check_output, check_resume
-from pipelines.training.driver.site import HostReport
 
 _NAME_WIDTH = 15
 
@@ -134,10 +133,10 @@ def _check_cluster(config: RunConfig) -> str:
         return f"{len(sites)} workers started on {len(hosts)} host{'s' * (len(hosts) > 1)}: {', '.join(hosts)}"
 
 
-def _look_around(spark: SparkSession, config: RunConfig) -> Sequence[HostReport]:
+def _look_around(spark: SparkSession, config: RunConfig) -> Sequence[entry.HostReport]:
     """Start every rank, which runs the launcher's own checks, and let each rank check its environment."""
     runner = barrier_runner(spark, config.launch, description="groundswell check", log_to_driver="none")
-    sites: list[HostReport] = runner.run_all(entry.look, config)
+    sites: list[entry.HostReport] = runner.run_all(entry.look, config)
     problems = [f"rank {rank} on {site.host}: {text}" for rank, site in enumerate(sites) for text in site.problems]
     if problems:
         raise RuntimeError("\n         ".join(problems))

@@ -11,8 +11,7 @@ from pipelines.machine.packages import MODEL, require
 from pipelines.storage.folder import Location
 from pipelines.tracking.journal.local_run import read_local_run
 from pipelines.tracking.store.store import TrackedRun, tracking_uri
-from pipelines.training.driver.output import CHECKPOINTS, local_records
-from pipelines.training.driver.run_lock import locked_run
+from pipelines.training.driver.output import CHECKPOINTS, local_records, locked_run
 
 
 def log_model_of(

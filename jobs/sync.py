@@ -13,8 +13,8 @@ from pipelines.tracking.journal.local_run import RunLockedError
 from pipelines.tracking.journal.sync import Synced, sync, unsynced
 from pipelines.tracking.store.runs import check_store
 from pipelines.tracking.store.store import tracking_uri
+from pipelines.training.driver.output import locked_run
 from pipelines.training.driver.remote_runs import sync_behind, unsynced_behind
-from pipelines.training.driver.run_lock import locked_run
 
 
 def sync_runs(output: Location, run_id: str | None, result: Result) -> list[Synced]:

@@ -3,15 +3,30 @@
 The driver does not need TensorFlow, and its import takes ten seconds and a GPU's memory.
 """
 
+import importlib.util
+import os
+import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from conf.schema import RunConfig
+from pipelines.dataset.format.manifest import read_manifest
 from pipelines.storage.folder import Location
 from pipelines.tracking.store.store import TrackedRun
-from pipelines.training.driver import site
+from pipelines.training.checkpoint.files import check_writable
 from pipelines.training.finders.batches import BatchSearch
 from pipelines.training.finders.rates import RangeTest
 from pipelines.training.ranks.results import TrainingSummary
+
+_PACKAGES = ("tensorflow", "keras", "horovod", "mlflow")
+
+
+@dataclass(frozen=True)
+class HostReport:
+    """The host of a rank, and the problems found there."""
+
+    host: str
+    problems: tuple[str, ...]
 
 
 def train(config: RunConfig, run: TrackedRun, checkpoints: Location) -> TrainingSummary:
@@ -35,6 +50,21 @@ def search_batch(config: RunConfig, largest_allowed: int) -> BatchSearch:
     return batch_search_worker(config, largest_allowed)
 
 
-def look(config: RunConfig) -> site.HostReport:
-    """See `pipelines.training.driver.site.look`."""
-    return site.look(config.training.output, config.dataset.path)
+def look(config: RunConfig) -> HostReport:
+    """Check on a rank's host for packages, the dataset and the folder of the checkpoints."""
+    problems = [f"the package {name} is not installed" for name in _PACKAGES if not importlib.util.find_spec(name)]
+    try:
+        read_manifest(config.dataset.path)
+    except (OSError, ValueError, RuntimeError) as error:
+        problems.append(f"dataset.path: {error}")
+    location = Location(config.training.output)
+    if not location.is_local:
+        try:
+            check_writable(location)
+        except (RuntimeError, OSError) as error:
+            problems.append(f"training.output: {error}")
+    elif not location.is_folder():
+        problems.append(f"training.output={location} does not exist here: it must be on storage that all hosts mount")
+    elif not os.access(location, os.W_OK | os.X_OK):
+        problems.append(f"training.output={location} cannot be written here")
+    return HostReport(socket.gethostname(), tuple(problems))

@@ -7,18 +7,17 @@ from dataclasses import dataclass, replace
 
 from pipelines.launch.rank.report import StoppedOnRequest, step_done
 from pipelines.tracking.journal.system import SystemSampler
-from pipelines.training.checkpoint.checkpoints import REMEDY, Checkpoints
+from pipelines.training.checkpoint.checkpoints import REMEDY
 from pipelines.training.checkpoint.in_memory import Recovery
 from pipelines.training.checkpoint.selection import is_over
 from pipelines.training.checkpoint.state import TrainingState
 from pipelines.training.rank_training import RankTraining
-from pipelines.training.ranks.collective import HorovodCollective
 from pipelines.training.ranks.events import EpochTrained, StepTrained, tell
 from pipelines.training.ranks.gathering import gather_json
 from pipelines.training.ranks.results import Evaluation
 from pipelines.training.record.epoch_metrics import epoch_metrics, totals_after
-from pipelines.training.record.observer import StepMeasurements, gather_phases
-from pipelines.training.record.phases import line_of
+from pipelines.training.record.observer import StepMeasurements
+from pipelines.training.record.phases import divide, line_of
 from pipelines.training.record.run_recorder import RunRecorder
 from pipelines.training.setup.rank_setup import make_inputs
 from pipelines.training.step.loop import EpochResult, LossTotal, Progress, StepHooks, train_epoch
@@ -34,32 +33,15 @@ class EpochStart:
     epochs: int
     steps: int
     """Number of steps per epoch."""
-    resumed_from: TrainingState
+    earlier: TrainingState
+    """State before the first step that is trained here: that of the checkpoint, or the end of the previous epoch."""
+    is_first: bool
+    """Whether this epoch is the first one that this process trains."""
 
     @property
     def start_step(self) -> int:
         """Number of steps of this epoch that the checkpoint contains."""
-        return self.resumed_from.step - self.epoch * self.steps if self.is_first else 0
-
-    @property
-    def earlier(self) -> LossTotal:
-        """Losses of those steps."""
-        return LossTotal(self.resumed_from.loss_sum, self.resumed_from.loss_count) if self.is_first else LossTotal()
-
-    @property
-    def earlier_seconds(self) -> float:
-        """Seconds of those steps."""
-        return self.resumed_from.epoch_seconds if self.is_first else 0.0
-
-    @property
-    def earlier_payload_bytes(self) -> float:
-        """Payload of those steps."""
-        return self.resumed_from.epoch_payload_bytes if self.is_first else 0.0
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this epoch is the first one that this process trains."""
-        return self.epoch == self.resumed_from.epochs_done
+        return self.earlier.step - self.epoch * self.steps
 
 
 @dataclass(frozen=True)
@@ -78,81 +60,53 @@ class InMemorySaver:
 
     def save(self, step: int, losses: LossTotal, seconds: float) -> None:
         """Write the state of an unfinished epoch."""
-        state = replace(
-            self.initial,
-            epochs_done=self.epoch_start.epoch,
-            step=step,
-            history=self.history,
-            loss_sum=losses.sum,
-            loss_count=losses.count,
-            epoch_seconds=self.epoch_start.earlier_seconds + seconds,
-            epoch_payload_bytes=self.epoch_start.earlier_payload_bytes + self.measurements.payload_bytes,
+        self.recovery.save(
+            replace(
+                self.initial,
+                epochs_done=self.epoch_start.epoch,
+                step=step,
+                history=self.history,
+                loss_sum=losses.sum,
+                loss_count=losses.count,
+                epoch_seconds=self.epoch_start.earlier.epoch_seconds + seconds,
+                epoch_payload_bytes=self.epoch_start.earlier.epoch_payload_bytes + self.measurements.payload_bytes,
+            )
         )
-        self.recovery.save(state)
-
-    def close_epoch(self) -> None:
-        """Write the state after the epoch."""
-        epochs = self.epoch_start.epoch + 1
-        state = replace(self.initial, epochs_done=epochs, step=epochs * self.epoch_start.steps, history=self.history)
-        self.recovery.save(state)
 
 
 @dataclass(frozen=True)
 class CheckpointSaver:
     """Writes checkpoints inside an epoch; the checkpoint at its end is written after the evaluation."""
 
-    checkpoints: Checkpoints
-    come_together: Callable[[], None]
-    """See `Mode.come_together`."""
+    rank: RankTraining
     recorder: RunRecorder | None
     measurements: StepMeasurements
     history: list[dict[str, float]]
     epoch_start: EpochStart
-    every_steps: int | None
 
     def is_due(self, step: int) -> bool:
         """Return whether the setting asks for a checkpoint after `step` optimizer steps."""
-        return self.every_steps is not None and step % self.every_steps == 0 and step % self.epoch_start.steps != 0
+        every = self.rank.training.checkpoint_every_steps
+        return every is not None and step % every == 0 and step % self.epoch_start.steps != 0
 
     def save(self, step: int, losses: LossTotal, seconds: float) -> None:
         """Write a checkpoint of an unfinished epoch; every rank makes the same call."""
         # A checkpoint holds one set of moving statistics. Training continues with it here, as after a resume.
-        self.come_together()
-        everyones = losses.over_ranks(self.checkpoints.collective)
+        self.rank.mode.come_together()
+        everyones = losses.over_ranks(self.rank.checkpoints.collective)
         if self.recorder is not None:
             self.recorder.write_steps(step)
-        self.checkpoints.save(
+        self.rank.checkpoints.save(
             epochs_done=self.epoch_start.epoch,
             step=step,
             history=self.history,
             loss_sum=everyones.sum,
             loss_count=everyones.count,
-            epoch_seconds=self.epoch_start.earlier_seconds + seconds,
-            epoch_payload_bytes=self.epoch_start.earlier_payload_bytes + self.measurements.payload_bytes,
+            epoch_seconds=self.epoch_start.earlier.epoch_seconds + seconds,
+            epoch_payload_bytes=self.epoch_start.earlier.epoch_payload_bytes + self.measurements.payload_bytes,
         )
         if self.recorder is not None:
             self.recorder.release(step)
-
-
-def make_progress_report(collective: HorovodCollective, epoch_start: EpochStart) -> Callable[[Progress], None]:
-    """Return the function that reports rank 0's progress to the driver; other ranks send a sign of life."""
-
-    def report_progress(progress: Progress) -> None:
-        if collective.rank == 0:
-            tell(
-                StepTrained(
-                    epoch=epoch_start.epoch + 1,
-                    epochs=epoch_start.epochs,
-                    step=epoch_start.start_step + progress.step,
-                    steps=epoch_start.steps,
-                    loss=progress.loss,
-                    images_per_second=progress.images_per_second,
-                )
-            )
-        else:
-            step_done()
-
-    return report_progress
 
 
 @dataclass(frozen=True)
@@ -170,15 +124,17 @@ class Epochs:
 
     def train(self, start: TrainingState) -> list[dict[str, float]]:
         """Train the remaining epochs and return the history, which is complete on rank 0 only."""
-        history = list(start.history)
+        history, earlier = list(start.history), start
         epochs, steps = self.rank.training.epochs, self.rank.plan.steps
         has_trained, began = False, time.perf_counter()
         for epoch in range(start.epochs_done, epochs):
             if self._is_over(history):
                 break
-            if self._may_stop_before(epoch, start) and self.rank.step_parts.stop.is_requested_now():
+            if self._may_stop_before(epoch, start) and self.rank.stop.is_requested_now():
                 raise StoppedOnRequest(f"stopped after step {max(self._step_of_all(start), epoch * steps)}")
-            has_trained, began = True, self._train_one(EpochStart(epoch, epochs, steps, start), history, began)
+            epoch_start = EpochStart(epoch, epochs, steps, earlier, is_first=not has_trained)
+            has_trained, began = True, self._train_one(epoch_start, history, began)
+            earlier = replace(self.rank.checkpoints.initial, epochs_done=epoch + 1, step=(epoch + 1) * steps)
         # A checkpoint inside an epoch has no evaluation. Training stopped there because an earlier epoch was the best.
         if not has_trained and start.step == start.epochs_done * steps:
             evaluations = self._validate(start.step)
@@ -217,21 +173,17 @@ class Epochs:
     def _train_one(self, epoch_start: EpochStart, history: list[dict[str, float]], began: float) -> float:
         """Train and validate one epoch, timed from `began`; return the time at which the next epoch begins."""
         rank, collective = self.rank, self.rank.setup.collective
-        end, in_memory_saver = (epoch_start.epoch + 1) * rank.plan.steps, None
-        if rank.recovery is not None:
-            in_memory_saver = InMemorySaver(
-                rank.recovery, rank.checkpoints.initial, self.measurements, history, epoch_start
-            )
         sizes, epoch = rank.plan.sizes, epoch_start.epoch
+        number = epoch + 1
+        end = number * rank.plan.steps
         changes_size = not epoch_start.is_first and sizes[epoch] != sizes[epoch - 1]
         if changes_size and self.recorder is not None:
             self.recorder.expect_compiling()
-        trained = self._train_steps(epoch_start, history, in_memory_saver)
+        trained = self._train_steps(epoch_start, history)
         rank.mode.come_together()
         evaluations = self._validate(end)
-        payload_bytes = epoch_start.earlier_payload_bytes + self.measurements.payload_bytes
-        measured = self.measurements.take(trained)
-        phases = gather_phases(measured, collective)
+        payload_bytes = epoch_start.earlier.epoch_payload_bytes + self.measurements.payload_bytes
+        phases = divide(collective.concatenate(self.measurements.take(trained)))
         samples = gather_json(self.sampler.take() if self.sampler else [], collective)
         ended = time.perf_counter()
         totals = totals_after(
@@ -239,42 +191,35 @@ class Epochs:
             steps=rank.plan.steps,
             global_batch_size=rank.plan.global_batch_size,
             payload_bytes=payload_bytes,
-            seconds=epoch_start.earlier_seconds + ended - began,
+            seconds=epoch_start.earlier.epoch_seconds + ended - began,
             compile_seconds=trained.compile_seconds if epoch_start.is_first or changes_size else 0.0,
         )
         size, own = sizes[epoch], rank.mode.figures()
-        history.append(
-            epoch_metrics(trained, phases, evaluations, rank.step_parts.loss_scale, totals, size=size, of_mode=own)
-        )
+        history.append(epoch_metrics(trained, phases, evaluations, rank.loss_scale, totals, size=size, of_mode=own))
         if self.recorder is not None:
             timed = phases if trained.measured_steps else None
             self.recorder.write_epoch(history, evaluations, timed, step=end, samples=samples)
-            number, where = epoch_start.epoch + 1, line_of(timed) if timed else ""
+            where = line_of(timed) if timed else ""
             is_last = number == epoch_start.epochs or is_over(history, rank.training.selection)
             tell(
                 EpochTrained(epoch=number, epochs=epoch_start.epochs, metrics=history[-1], where=where, is_last=is_last)
             )
         # Last: an epoch with a checkpoint was recorded and reported to the driver.
-        rank.checkpoints.save(epochs_done=epoch_start.epoch + 1, step=end, history=history, evaluations=evaluations)
+        rank.checkpoints.save(epochs_done=number, step=end, history=history, evaluations=evaluations)
         if self.recorder is not None:
             self.recorder.release(end)
-        if in_memory_saver is not None:
-            in_memory_saver.close_epoch()
+        if rank.recovery is not None:
+            rank.recovery.save(replace(rank.checkpoints.initial, epochs_done=number, step=end, history=history))
         return ended
 
-    def _train_steps(
-        self, epoch_start: EpochStart, history: list[dict[str, float]], in_memory_saver: InMemorySaver | None
-    ) -> EpochResult:
+    def _train_steps(self, epoch_start: EpochStart, history: list[dict[str, float]]) -> EpochResult:
         """Train the remaining steps of one epoch."""
-        rank, training, model = self.rank, self.rank.training, self.rank.setup.model
-        saver = CheckpointSaver(
-            rank.checkpoints,
-            rank.mode.come_together,
-            self.recorder,
-            self.measurements,
-            history,
-            epoch_start,
-            training.checkpoint_every_steps,
+        rank, earlier, recovery = self.rank, epoch_start.earlier, self.rank.recovery
+        on_disk = CheckpointSaver(rank, self.recorder, self.measurements, history, epoch_start)
+        in_memory = (
+            InMemorySaver(recovery, rank.checkpoints.initial, self.measurements, history, epoch_start)
+            if recovery is not None
+            else None
         )
         batches, trainer = rank.data.batches_of(epoch_start.epoch, epoch_start.start_step), rank.trainer
         if self.tracer is not None:
@@ -282,14 +227,32 @@ class Epochs:
         return train_epoch(
             batches,
             trainer,
-            first_step=epoch_start.epoch * rank.plan.steps + epoch_start.start_step,
-            earlier=epoch_start.earlier,
-            inputs_of=make_inputs(training, model, epoch_start.epoch, rank.plan.sizes[epoch_start.epoch]),
+            first_step=earlier.step,
+            earlier=LossTotal(earlier.loss_sum, earlier.loss_count),
+            inputs_of=make_inputs(
+                rank.training, rank.setup.model, epoch_start.epoch, rank.plan.sizes[epoch_start.epoch]
+            ),
             hooks=StepHooks(
                 before=functools.partial(self.before_step, rank),
                 observer=self.measurements,
-                saver=saver if rank.data.resumes_within_epoch else None,
-                in_memory_saver=in_memory_saver,
-                report=make_progress_report(rank.setup.collective, epoch_start),
+                saver=on_disk if rank.data.resumes_within_epoch else None,
+                in_memory_saver=in_memory,
+                report=functools.partial(self._report, epoch_start),
             ),
         )
+
+    def _report(self, epoch_start: EpochStart, progress: Progress) -> None:
+        """Report rank 0's progress to the driver; other ranks send a sign of life."""
+        if self.rank.setup.collective.rank == 0:
+            tell(
+                StepTrained(
+                    epoch=epoch_start.epoch + 1,
+                    epochs=epoch_start.epochs,
+                    step=epoch_start.start_step + progress.step,
+                    steps=epoch_start.steps,
+                    loss=progress.loss,
+                    images_per_second=progress.images_per_second,
+                )
+            )
+        else:
+            step_done()

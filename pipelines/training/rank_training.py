@@ -51,16 +51,6 @@ class EpochPlan:
 
 
 @dataclass(frozen=True)
-class StepParts:
-    """The objects that the training step includes besides model, loss and mode; see `ModeInputs`."""
-
-    stop: StopAgreement
-    clocks: StepClocks
-    loss_scale: LossScale | None
-    average: WeightAverage | None
-
-
-@dataclass(frozen=True)
 class RankTraining:
     """The objects that one rank trains with; every rank makes them in the same order."""
 
@@ -68,7 +58,10 @@ class RankTraining:
     setup: RankSetup
     data: TrainingInput
     plan: EpochPlan
-    step_parts: StepParts
+    stop: StopAgreement
+    clocks: StepClocks
+    loss_scale: LossScale | None
+    average: WeightAverage | None
     mode: Mode
     trainer: Trainer
     validate: Validate
@@ -110,11 +103,10 @@ def make_rank_training(
     validate = make_validation(config, manifest, setup.model, collective, average)
 
     further = [variable for part in (loss_scale, average) if part is not None for variable in part.variables]
-    checkpoints = _make_checkpoints(config, setup, run, checkpoint_folder, data.order, mode, further)
-    own = [*checkpoints.variables, *checkpoints.own, *mode.exchange.variables]
+    checkpoints = _make_checkpoints(config, setup, run, checkpoint_folder, data.order, steps, mode, further)
     recovery = make_recovery(
         collective,
-        own,
+        [*checkpoints.variables, *checkpoints.own, *mode.exchange.variables],
         mode,
         config.launch.recover_every_steps,
         trainer.reset,
@@ -125,7 +117,10 @@ def make_rank_training(
         setup=setup,
         data=data,
         plan=EpochPlan(steps, config.global_batch_size, trained_sizes(config, manifest, steps)),
-        step_parts=StepParts(stop, clocks, loss_scale, average),
+        stop=stop,
+        clocks=clocks,
+        loss_scale=loss_scale,
+        average=average,
         mode=mode,
         trainer=trainer,
         validate=validate,
@@ -146,10 +141,14 @@ def _make_checkpoints(
     run: TrackedRun,
     folder: Location,
     order: str,
+    steps: int,
     mode: Mode,
     further: Sequence[keras.Variable],
 ) -> Checkpoints:
-    """Make the checkpoints of this run; `further` are variables that do not belong to model, optimizer or mode."""
+    """Make the checkpoints of this run; `further` are variables that do not belong to model, optimizer or mode.
+
+    `steps` is the number of steps per epoch.
+    """
     manifest, selection = setup.manifest, config.training.selection
     initial = TrainingState(
         epochs_done=0,
@@ -162,7 +161,6 @@ def _make_checkpoints(
         order=order,
         settings={**recorded_settings(config), **dataset_names(manifest, config.input.bands)},
     )
-    steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
     best = functools.partial(best_step, config=selection, steps_per_epoch=steps) if selection.metric else None
     own = {id(variable) for variable in mode.own}
     trained = [variable for variable in whole_variables(mode.optimizer) if id(variable) not in own]

@@ -27,7 +27,7 @@ from pipelines.training.rank_training import RankTraining, make_rank_training
 from pipelines.training.ranks.events import Compiling, tell
 from pipelines.training.ranks.gathering import gather_json
 from pipelines.training.ranks.results import TrainingSummary
-from pipelines.training.record.observer import StepMeasurements, gpu_names, make_sampler
+from pipelines.training.record.observer import StepMeasurements, gpu_names
 from pipelines.training.record.run_recorder import RunRecorder
 from pipelines.training.record.summary import summary_of
 from pipelines.training.step.ahead import step_ahead
@@ -74,12 +74,13 @@ def _train(
         start, recorder = _take_over(rank, make_recorder, has_room=shortage.has_room())
     else:
         start, recorder = _begin(rank, make_recorder)
-    measurements = StepMeasurements(rank.step_parts.clocks, recorder, rank.setup.batch_norm_bytes)
+    measurements = StepMeasurements(rank.clocks, recorder, rank.setup.batch_norm_bytes)
+    seconds = config.tracking.system_seconds
     epochs = Epochs(
         rank,
         recorder,
         measurements,
-        sampler=make_sampler(config.tracking.system_seconds, measurements),
+        sampler=None if seconds is None else SystemSampler(seconds, lambda: measurements.steps_done),
         tracer=_make_tracer(rank, config.exchange.codec.name, recorder, start.step),
         before_step=before_step,
     )
@@ -220,7 +221,7 @@ def _finish(
         manifest,
         config,
         step=epoch * steps,
-        average=rank.step_parts.average,
+        average=rank.average,
         thresholds=checkpoints.thresholds(epoch * steps),
     )
     model_uri, not_recorded = recorder.write_end(
@@ -231,7 +232,7 @@ def _finish(
         history,
         checkpoints.newest,
         rank.payload_bytes,
-        averaged_model_uri=averaged_model_uri(model_uri) if model_uri and rank.step_parts.average else "",
+        averaged_model_uri=averaged_model_uri(model_uri) if model_uri and rank.average else "",
         model_epoch=epoch,
         ended=tags.get("training_ended", ""),
         not_recorded=not_recorded,

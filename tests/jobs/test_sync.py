@@ -16,8 +16,8 @@ from pipelines.tracking.journal.local_run import Description, LocalRun, LocalSta
 from pipelines.tracking.journal.sync import adopt
 from pipelines.tracking.journal.writer import RunWriter
 from pipelines.tracking.store.store import TrackedRun
+from pipelines.training.driver.output import locked_run
 from pipelines.training.driver.resumable import with_stored_run
-from pipelines.training.driver.run_lock import locked_run
 
 
 def make_offline(folder: Path, status: LocalStatus) -> None:
@@ -102,7 +102,7 @@ def test_a_run_behind_a_url_is_continued_with_the_store(mlflow_store: str, s3_fo
 def test_a_run_that_is_trained_is_left_out_where_files_cannot_be_locked(
     sync: Sync, mlflow_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("training.driver.run_lock", "tracking.journal.local_run"):
+    for module in ("training.driver.output", "tracking.journal.local_run"):
         monkeypatch.setattr(f"pipelines.{module}.takes_whole_files_only", lambda folder: True)
     make_offline(tmp_path / "offline-7", "RUNNING")
     with locked_run(Location.at(tmp_path / "offline-7")):

@@ -1,4 +1,4 @@
-"""The locations of the runs in `training.output`: a folder on this machine, or a URL.
+"""The locations of the runs in `training.output`, a folder on this machine or a URL, and the locks of these runs.
 
 If it is a URL, ranks write checkpoints there (`pipelines.training.checkpoint.files`). The rest of a run's folder
 (settings, logs, journals) is written to a temporary folder on this machine. It is copied to the URL when a run starts
@@ -8,13 +8,18 @@ and ends, and back when the run is resumed.
 import shutil
 import tempfile
 from atexit import register
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
 from pipelines.dataset.format.files import check_outside
 from pipelines.storage.copies import fetch, publish
-from pipelines.storage.folder import Location
+from pipelines.storage.folder import Location, StorageError
+from pipelines.storage.lease import check_held, lease
+from pipelines.storage.whole_files import takes_whole_files_only
 from pipelines.tracking.journal.journal import driver_journal, journals, rank_journal
+from pipelines.tracking.journal.local_run import RunLockedError, locked
 
 CHECKPOINTS = "checkpoints"
 
@@ -49,6 +54,38 @@ def check_output_location(output: str, dataset: str) -> None:
     location = Location.at(output)
     check_outside("training.output", location, Location.at(dataset))
     location.check()
+
+
+@contextmanager
+def locked_run(location: Location) -> Iterator[Callable[[], None]]:
+    """Lock a run, so that only one driver trains it at a time.
+
+    Yields a function that raises RuntimeError if another driver has taken over the run.
+
+    In a folder on this machine the lock is a locked file. Behind a URL, or if files cannot be locked, it is a lease
+    beside the checkpoints. A lease expires if it is not refreshed for a minute.
+
+    Args:
+        location: Folder or URL of the run.
+
+    Raises:
+        RunLockedError: Another driver trains the run.
+        StorageError: The storage behind a URL cannot be used.
+    """
+    if location.is_local and not takes_whole_files_only(location.path):
+        with locked(location.path):
+            yield lambda: None
+        return
+    location.make(CHECKPOINTS)
+    with ExitStack() as stack:
+        try:
+            # The lease is not beside the records, because the driver copies these to its own disk and back.
+            stack.enter_context(lease(location, CHECKPOINTS))
+        except StorageError:
+            raise
+        except RuntimeError as error:
+            raise RunLockedError(str(error)) from None
+        yield lambda: check_held(location, CHECKPOINTS)
 
 
 def local_records(location: Location) -> Path:

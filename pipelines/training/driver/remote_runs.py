@@ -12,8 +12,7 @@ from pipelines.tracking.journal.journal import journals
 from pipelines.tracking.journal.local_run import FILE_NAME, LOCK_NAME, read_local_run
 from pipelines.tracking.journal.sync import Synced, adopt, lacks_something, sync
 from pipelines.tracking.store.store import TrackedRun
-from pipelines.training.driver.output import CHECKPOINTS, local_records
-from pipelines.training.driver.run_lock import locked_run
+from pipelines.training.driver.output import CHECKPOINTS, local_records, locked_run
 
 LogModelOf = Callable[[Path, TrackedRun, Location | None, Location | None], str]
 """Logs a model. Arguments: the run's folder on this machine, the run, a checkpoint or None, the checkpoints' folder."""

@@ -10,9 +10,8 @@ from pipelines.tracking.journal.sync import adopt
 from pipelines.tracking.store import queries
 from pipelines.tracking.store.experiments import chosen_experiment
 from pipelines.training.checkpoint.files import list_checkpoints
-from pipelines.training.driver.output import checkpoints_of, run_location
+from pipelines.training.driver.output import checkpoints_of, locked_run, run_location
 from pipelines.training.driver.remote_runs import adopt_behind
-from pipelines.training.driver.run_lock import locked_run
 
 _log = logging.getLogger(__name__)
 

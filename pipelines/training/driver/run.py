@@ -42,11 +42,11 @@ from pipelines.training.driver.output import (
     checkpoints_of,
     fetch_rank_journal,
     local_records,
+    locked_run,
     publish_records,
     records_folder,
     run_location,
 )
-from pipelines.training.driver.run_lock import locked_run
 from pipelines.training.ranks.results import TrainingSummary
 from pipelines.training.setup.description import describe_run, settings_of, tags_of
 

@@ -2,10 +2,8 @@
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
-from pipelines.tracking.journal.system import SystemSampler
-from pipelines.training.ranks.collective import HorovodCollective
-from pipelines.training.record.phases import StepPhases, StepSums, divide
 from pipelines.training.record.run_recorder import RunRecorder
 from pipelines.training.step.loop import EpochResult
 from pipelines.training.step.step import StepClocks, StepFigures
@@ -51,8 +49,11 @@ class StepMeasurements:
         """
         self._steps, self.steps_done, self.payload_bytes = [], step, 0.0
 
-    def take(self, trained: EpochResult) -> StepSums:
-        """Return the sums over the measured steps of an epoch, and start the next epoch.
+    def take(self, trained: EpochResult) -> NDArray[np.float64]:
+        """Return this rank's mean seconds per measured step of an epoch, and start the next epoch.
+
+        The row `(1, 7)` has wall time, input, encode, collective (sending, receiving and waiting for other ranks),
+        decode, optimizer, and the time from the last gradient to the end of the step; see `StepFigures`.
 
         Args:
             trained: The epoch.
@@ -60,8 +61,7 @@ class StepMeasurements:
         # An epoch that was stopped after its last step has no steps here when it is resumed.
         steps = self._steps[-trained.measured_steps :]
         self._steps, self.payload_bytes = [], 0.0
-        return StepSums(
-            trained.measured_steps,
+        sums = [
             trained.measured_seconds,
             trained.input_wait_fraction * trained.measured_seconds,
             sum(each.exchange.encode_seconds for each in steps),
@@ -69,22 +69,8 @@ class StepMeasurements:
             sum(each.exchange.decode_seconds for each in steps),
             sum(each.optimizer_seconds for each in steps),
             sum(each.after_gradients_seconds for each in steps),
-        )
-
-
-def gather_phases(measured: StepSums, collective: HorovodCollective) -> StepPhases:
-    """Compare the figures of all ranks, which call this together."""
-    return divide(collective.concatenate(measured.row))
-
-
-def make_sampler(seconds: float | None, measurements: StepMeasurements) -> SystemSampler | None:
-    """Start to sample this rank's machine.
-
-    Args:
-        seconds: `tracking.system_seconds`; None: there are no samples.
-        measurements: The measurements that count the steps.
-    """
-    return None if seconds is None else SystemSampler(seconds, lambda: measurements.steps_done)
+        ]
+        return np.array([sums]) / max(trained.measured_steps, 1)
 
 
 def gpu_names() -> list[str]:

@@ -46,32 +46,8 @@ class StepPhases:
         return sum(self.mean.values())
 
 
-@dataclass(frozen=True)
-class StepSums:
-    """Sums over the measured steps of an epoch on one rank."""
-
-    steps: int
-    seconds: float
-    """Wall time."""
-    input: float
-    encode: float
-    collective: float
-    """Sending, receiving and waiting for other ranks."""
-    decode: float
-    optimizer: float
-    after_gradients: float
-    """Seconds from the last gradient to the end of the step; see `StepFigures`."""
-
-    @property
-    def row(self) -> NDArray[np.float64]:
-        """The mean seconds per step `(1, 7)`, as `divide` takes them."""
-        sums = [self.seconds, self.input, self.encode, self.collective, self.decode, self.optimizer]
-        sums.append(self.after_gradients)
-        return np.array([sums]) / max(self.steps, 1)
-
-
 def divide(rows: NDArray[np.float64]) -> StepPhases:
-    """Return the phases of each rank from its mean seconds per step `(ranks, 7)`, the rows of `StepSums`.
+    """Return the phases of each rank from its mean seconds per step `(ranks, 7)`, the rows of `StepMeasurements.take`.
 
         exposed(rank)       = time after the last gradient - optimizer
         exchange(rank)      = encode + collective + decode, bucket by bucket

@@ -29,7 +29,7 @@ from pipelines.training.driver.run import recorded_run
 from pipelines.training.modes.synchronous import Synchronous
 from pipelines.training.ranks.results import Evaluation, TrainingSummary
 from pipelines.training.record.epoch_metrics import epoch_metrics
-from pipelines.training.record.observer import StepMeasurements, make_sampler
+from pipelines.training.record.observer import StepMeasurements
 from pipelines.training.record.phases import divide
 from pipelines.training.record.run_recorder import RunRecorder
 from pipelines.training.step.loop import EpochResult
@@ -108,8 +108,8 @@ def train(
             record = RunRecorder(driver.run, driver.checkpoints, lambda step: _RATE, start_step=0)
             measurements = StepMeasurements(StepClocks(), record)
             measurements.measure()  # the first call prepares TensorFlow, which the first step of a training does
-            sampler = make_sampler(config.tracking.system_seconds, measurements)
-            assert sampler is not None, "sampling is on by default"
+            assert config.tracking.system_seconds is not None, "sampling is on by default"
+            sampler = SystemSampler(config.tracking.system_seconds, lambda: measurements.steps_done)
             loop = _Loop(record, measurements, sampler, watch, at_step or (lambda step: None))
             started = time.perf_counter()
             points = loop.take_steps(epochs, steps)

@@ -32,7 +32,7 @@ def epochs_of() -> Any:
         rank: Any = SimpleNamespace(
             training=load("smoke", ["training.epochs=2"]).training,
             plan=EpochPlan(STEPS, 8, [None, None]),
-            step_parts=SimpleNamespace(stop=SimpleNamespace(is_requested_now=lambda: True)),
+            stop=SimpleNamespace(is_requested_now=lambda: True),
             recovery=recovery,
             mode=SimpleNamespace(block=block, come_together=None),
             validate=validate,

@@ -23,8 +23,7 @@ from pipelines.training.checkpoint.state import (
     save_rank_state,
 )
 from pipelines.training.driver.checks import check_output
-from pipelines.training.driver.output import RankJournal, publish_records, records_folder, run_location
-from pipelines.training.driver.run_lock import locked_run
+from pipelines.training.driver.output import RankJournal, locked_run, publish_records, records_folder, run_location
 
 
 def state(step: int) -> TrainingState:
@@ -163,7 +162,7 @@ def test_two_drivers_cannot_train_one_run(place: Location) -> None:
 
 
 def test_storage_that_takes_whole_files_only_has_a_lease_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.training.driver.run_lock.takes_whole_files_only", lambda folder: True)
+    monkeypatch.setattr("pipelines.training.driver.output.takes_whole_files_only", lambda folder: True)
     with (
         locked_run(Location.at(tmp_path / "run")),
         pytest.raises(ValueError, match="another job is writing"),
