@@ -134,11 +134,8 @@ def check_output(training: TrainingConfig, dataset: str) -> None:
     """
     check_output_location(training.output, dataset)
     run_id = training.resume_run
-    if run_id is None:
-        check_writable(Location(training.output))
-        return
-    location = run_location(training.output, run_id)
-    if not location.is_local:
+    location = Location(training.output) if run_id is None else run_location(training.output, run_id)
+    if run_id is None or not location.is_local:
         check_writable(location)
         return
     path, _ = newest_state(location / CHECKPOINTS)

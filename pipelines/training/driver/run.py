@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from conf.notation import text_of
 from conf.schema import RunConfig
@@ -174,12 +174,12 @@ def recorded_run(
     resumed, output, offline = config.training.resume_run, config.training.output, config.tracking.offline
     heard = _Heard(on_news)
     with ExitStack() as stack:
+        before: LocalRun | None = None
         if resumed is not None:
-            opened = _continue_run(output, resumed, stack, offline=offline)
+            run, check_lock, before = _continue_run(output, resumed, stack, offline=offline)
         else:
             description = describe_run(config, manifest, {**revision.tags(), **(tags or {})})
-            opened = _start_run(output, description, stack, offline=offline)
-        run, check_lock, before = opened
+            run, check_lock = _start_run(output, description, stack, offline=offline)
         folder, location = records_folder(output) / run.run_id, run_location(output, run.run_id)
         stack.enter_context(_published(output, run.run_id))
         stack.enter_context(guarded(run))
@@ -192,17 +192,10 @@ def recorded_run(
         yield DriverRecorder(run, folder, location, writer, config.accumulation_steps, check_lock)
 
 
-class _Opened(NamedTuple):
-    """A run that this driver has locked."""
-
-    run: TrackedRun
-    check_lock: Callable[[], None]
-    """Raises RuntimeError if another driver has taken over the run."""
-    before: LocalRun | None
-    """The content of its folder before this attempt; None for a new run."""
-
-
-def _continue_run(output: str, run_id: str, stack: ExitStack, *, offline: bool) -> _Opened:
+def _continue_run(
+    output: str, run_id: str, stack: ExitStack, *, offline: bool
+) -> tuple[TrackedRun, Callable[[], None], LocalRun]:
+    """Lock a run; return it, the function that checks the lock, and what its folder said before this attempt."""
     # The run must be ours before anything is read from it or written to it.
     check_lock = stack.enter_context(locked_run(run_location(output, run_id)))
     folder = local_records(run_location(output, run_id))
@@ -213,10 +206,13 @@ def _continue_run(output: str, run_id: str, stack: ExitStack, *, offline: bool) 
         )
     run = TrackedRun("", run_id) if offline else runs.continue_run(run_id)
     update_local_run(folder, status="RUNNING", ended=None, is_reported=False)
-    return _Opened(run, check_lock, before)
+    return run, check_lock, before
 
 
-def _start_run(output: str, made: Description, stack: ExitStack, *, offline: bool) -> _Opened:
+def _start_run(
+    output: str, made: Description, stack: ExitStack, *, offline: bool
+) -> tuple[TrackedRun, Callable[[], None]]:
+    """Make a run and lock it; return it, and the function that checks the lock."""
     if offline:
         run = TrackedRun("", f"offline-{uuid.uuid4().hex}")
     else:
@@ -227,7 +223,7 @@ def _start_run(output: str, made: Description, stack: ExitStack, *, offline: boo
         if not run.is_offline:
             runs.end_failed_run(run, _status_after(error))
         raise
-    return _Opened(run, check_lock, None)
+    return run, check_lock
 
 
 @contextmanager
@@ -262,10 +258,11 @@ def _write_beginning(
 ) -> None:
     """Record configuration and dataset, also beside the checkpoints: a model can then be made without the store.
 
-    If a run is resumed, the tags about its earlier end are emptied. `before` is what its folder said about that end.
+    If a run is resumed, the tags about its earlier end are emptied. `before` is what its folder said about that end;
+    None for a new run.
     """
     settings = settings_of(config, manifest)
-    if config.training.resume_run is None:
+    if before is None:
         settings_history.write(folder, settings)
         writer.text(manifest_json(manifest), "dataset.json")
     else:
@@ -273,7 +270,7 @@ def _write_beginning(
             writer, folder, settings, newest_step(checkpoints_of(config.training.output, run.run_id))
         )
         tags = tags_of(config, manifest)
-        if before is not None and before.has_diverged:
+        if before.has_diverged:
             tags = {**tags, DIVERGED_TAG: ""}
             update_local_run(folder, has_diverged=False)
         if _was_left_running(run, before):
@@ -288,11 +285,9 @@ def _write_beginning(
     writer.drain(patience=0)
 
 
-def _was_left_running(run: TrackedRun, before: LocalRun | None) -> bool:
+def _was_left_running(run: TrackedRun, before: LocalRun) -> bool:
     """Return whether the driver of a run died, according to its folder before this attempt or to its tags."""
-    if before is not None and before.status == "RUNNING":
-        return True
-    return not run.is_offline and DRIVER_DIED.items() <= queries.tags(run).items()
+    return before.status == "RUNNING" or (not run.is_offline and DRIVER_DIED.items() <= queries.tags(run).items())
 
 
 @contextmanager

@@ -34,9 +34,14 @@ _log = logging.getLogger(__name__)
 def has_own_parts(config: RunConfig) -> bool:
     """Return whether the training has a part by import path or names layers, which only the model can check."""
     training, warm_start = config.training, config.warm_start
-    own = "import" in (config.model.name, config.input.augmentation.name, training.loss.name)
-    own = own or bool(training.metrics or training.mode.declaration.implementation)
-    return bool(own or warm_start.frozen_layers or warm_start.rate_factors)
+    return "import" in (config.model.name, config.input.augmentation.name, training.loss.name) or any(
+        (
+            training.metrics,
+            training.mode.declaration.implementation,
+            warm_start.frozen_layers,
+            warm_start.rate_factors,
+        )
+    )
 
 
 def try_parts(config: RunConfig, manifest: Manifest) -> None:
@@ -87,10 +92,9 @@ def build_parts(config: RunConfig, manifest: Manifest) -> list[str]:
 
     path = str(config.model.arguments().get("path"))
     model = make_model(config, manifest)
-    identified_by_path = _identified_by_path(
-        config.warm_start, config.optimizer, config.exchange.codec, config.training
+    _check_paths(
+        model, _identified_by_path(config.warm_start, config.optimizer, config.exchange.codec, config.training), path
     )
-    _check_paths(model, identified_by_path, path)
     freeze_layers(config.warm_start, model)
     make_rate_factors(config.warm_start, model)
     _try_objective(config.training, manifest)
@@ -98,8 +102,9 @@ def build_parts(config: RunConfig, manifest: Manifest) -> list[str]:
         # Not the layer itself, because Keras would turn an error into several lines.
         model.augmentation.call(*_two_samples(model), training=True)
     if config.model.name == "import":
-        _try_sizes(model, part_sizes(config.input, config.model, manifest), len(manifest.class_names), path)
-        _check_gradients(model, path)
+        network = model.network if isinstance(model, AugmentedModel) else model
+        _try_sizes(network, part_sizes(config.input, config.model, manifest), len(manifest.class_names), path)
+        _check_gradients(network, path)
     if config.model.batch_norm_ranks != 1:
         try:
             batch_norms_over_ranks(model)
@@ -117,13 +122,10 @@ def build_parts(config: RunConfig, manifest: Manifest) -> list[str]:
     return _notes(model) if config.model.name == "import" else []
 
 
-def _check_gradients(model: Any, path: str) -> None:
+def _check_gradients(network: Any, path: str) -> None:
     """Refuse a network that stops the gradients of trainable variables."""
     import tensorflow as tf
 
-    from models.layers.augmentation import AugmentedModel
-
-    network = model.network if isinstance(model, AugmentedModel) else model
     with tf.GradientTape() as tape:
         logits = network(_two_samples(network)[0], training=True)
     gradients = tape.gradient(logits, [each.value for each in network.trainable_variables])
@@ -140,11 +142,11 @@ def _check_gradients(model: Any, path: str) -> None:
 def _notes(model: Any) -> list[str]:
     import keras
 
-    scaling = [layer.name for layer in model._flatten_layers() if isinstance(layer, keras.layers.Rescaling)]
     return [
-        f"layer {name} of the network scales its images, and gets those that are normalised already: a network for "
-        "pixels from 0 to 255 learns worse so"
-        for name in scaling
+        f"layer {layer.name} of the network scales its images, and gets those that are normalised already: a network "
+        "for pixels from 0 to 255 learns worse so"
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.Rescaling)
     ]
 
 
@@ -170,24 +172,21 @@ def _identified_by_path(
     warm_start: WarmStartConfig, optimizer: OptimizerConfig, codec: CodecConfig, training: TrainingConfig
 ) -> str:
     """Return the setting that identifies variables by their paths; empty if there is none."""
-    if isinstance(optimizer, LayerwiseConfig):
-        return f"optimizer={optimizer.name}"
-    if not isinstance(codec, NoneConfig):
-        return f"exchange.codec={codec.name}"
-    if training.mode.declaration.keeps_by_path:
-        return f"training.mode={training.mode.name}"
-    if warm_start.source is not None:
-        return "warm_start.source"
-    return "training.ema" if training.ema is not None else ""
+    settings = {
+        f"optimizer={optimizer.name}": isinstance(optimizer, LayerwiseConfig),
+        f"exchange.codec={codec.name}": not isinstance(codec, NoneConfig),
+        f"training.mode={training.mode.name}": training.mode.declaration.keeps_by_path,
+        "warm_start.source": warm_start.source is not None,
+        "training.ema": training.ema is not None,
+    }
+    return next((setting for setting, identifies in settings.items() if identifies), "")
 
 
-def _try_sizes(model: Any, sizes: Sequence[Size], classes: int, path: str) -> None:
+def _try_sizes(network: Any, sizes: Sequence[Size], classes: int, path: str) -> None:
     """Run a network by import path in training mode on two samples of each size in the resolution schedule."""
     from models.imported import described
-    from models.layers.augmentation import AugmentedModel
     from models.layers.resolution import training_size
 
-    network = model.network if isinstance(model, AugmentedModel) else model
     for size in sizes:
         try:
             with training_size(size):

@@ -22,13 +22,16 @@ from pipelines.training.ranks.events import SavingModel, TrackingNews, tell
 from pipelines.training.ranks.predictions import Predictions
 from pipelines.training.ranks.results import Evaluation
 from pipelines.training.record.phases import PhaseTable, StepPhases
-from pipelines.training.record.plots import learning_curves, learning_rate_curve, per_class_bars, where_the_step_goes
-from pipelines.training.record.prediction_plots import (
+from pipelines.training.record.plots import (
     MOST_CLASSES,
     Pixels,
     confusion_picture,
     contact_sheet,
+    learning_curves,
+    learning_rate_curve,
+    per_class_bars,
     precision_recall_curves,
+    where_the_step_goes,
 )
 from pipelines.training.tracing.spans import TRACE_FILE
 

@@ -7,7 +7,7 @@ from sklearn.metrics import average_precision_score, precision_recall_curve
 
 from pipelines.training.ranks.predictions import Predictions, confusion, precision_recall
 from pipelines.training.ranks.results import Evaluation, thresholds_of
-from pipelines.training.record.prediction_plots import confusion_picture, contact_sheet, precision_recall_curves
+from pipelines.training.record.plots import confusion_picture, contact_sheet, precision_recall_curves
 
 MULTI = Predictions(
     np.array([[0.9, 0.2, 0.7], [0.4, 0.6, 0.1], [0.5, 0.1, 0.2]]),
