@@ -18,8 +18,6 @@ from pipelines.training.finders.batches import BatchSearch
 from pipelines.training.finders.rates import RangeTest
 from pipelines.training.ranks.results import TrainingSummary
 
-_PACKAGES = ("tensorflow", "keras", "horovod", "mlflow")
-
 
 @dataclass(frozen=True)
 class HostReport:
@@ -52,7 +50,11 @@ def search_batch(config: RunConfig, largest_allowed: int) -> BatchSearch:
 
 def look(config: RunConfig) -> HostReport:
     """Check on a rank's host for packages, the dataset and the folder of the checkpoints."""
-    problems = [f"the package {name} is not installed" for name in _PACKAGES if not importlib.util.find_spec(name)]
+    problems = [
+        f"the package {name} is not installed"
+        for name in ("tensorflow", "keras", "horovod", "mlflow")
+        if not importlib.util.find_spec(name)
+    ]
     try:
         read_manifest(config.dataset.path)
     except (OSError, ValueError, RuntimeError) as error:

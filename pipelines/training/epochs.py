@@ -157,11 +157,9 @@ class Epochs:
         return start.step if self.rank.recovery is None else self.rank.mode.block(start.step)
 
     def _is_over(self, history: list[dict[str, float]]) -> bool:
-        selection = self.rank.training.selection
-        if selection.patience is None:
-            return False
+        selection, collective = self.rank.training.selection, self.rank.setup.collective
         # Only rank 0 has the history of an earlier attempt.
-        return bool(self.rank.setup.collective.broadcast_number(int(is_over(history, selection))))
+        return selection.patience is not None and bool(collective.broadcast_number(int(is_over(history, selection))))
 
     def _validate(self, step: int) -> Mapping[str, Evaluation]:
         """Validate after `step` optimizer steps; the error names the step if the predictions are not finite."""
@@ -194,8 +192,17 @@ class Epochs:
             seconds=epoch_start.earlier.epoch_seconds + ended - began,
             compile_seconds=trained.compile_seconds if epoch_start.is_first or changes_size else 0.0,
         )
-        size, own = sizes[epoch], rank.mode.figures()
-        history.append(epoch_metrics(trained, phases, evaluations, rank.loss_scale, totals, size=size, of_mode=own))
+        history.append(
+            epoch_metrics(
+                trained,
+                phases,
+                evaluations,
+                rank.loss_scale,
+                totals,
+                size=sizes[epoch],
+                of_mode=rank.mode.figures(),
+            )
+        )
         if self.recorder is not None:
             timed = phases if trained.measured_steps else None
             self.recorder.write_epoch(history, evaluations, timed, step=end, samples=samples)

@@ -68,11 +68,6 @@ class RankTraining:
     checkpoints: Checkpoints
     recovery: Recovery | None
 
-    @property
-    def payload_bytes(self) -> int:
-        """Payload of one step; see `GradientExchange.payload_bytes`."""
-        return self.mode.payload_bytes() + self.setup.batch_norm_bytes
-
 
 def make_rank_training(
     config: RunConfig, run: TrackedRun, checkpoint_folder: Location, shortage: Shortage
@@ -130,9 +125,14 @@ def make_rank_training(
 
 
 def _log_size(setup: RankSetup, steps: int) -> None:
-    rows, rank, size = setup.manifest.splits[TRAINING_SPLIT].rows, setup.collective.rank, setup.collective.size
-    each = f" of {setup.micro_batches} micro-batches" if setup.micro_batches > 1 else ""
-    _log.info("rank %d of %d: %d training samples, %d steps per epoch%s", rank, size, rows, steps, each)
+    _log.info(
+        "rank %d of %d: %d training samples, %d steps per epoch%s",
+        setup.collective.rank,
+        setup.collective.size,
+        setup.manifest.splits[TRAINING_SPLIT].rows,
+        steps,
+        f" of {setup.micro_batches} micro-batches" if setup.micro_batches > 1 else "",
+    )
 
 
 def _make_checkpoints(

@@ -1,7 +1,6 @@
 """The validation after every epoch: of the model, and of the average of its weights if there is one."""
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 
 import keras
 import numpy as np
@@ -39,7 +38,7 @@ def evaluate(
     batch_size: int,
     class_names: Sequence[str],
     task: Task,
-    own_metrics: Mapping[str, Metric] = MappingProxyType({}),
+    own_metrics: Mapping[str, Metric],
 ) -> Evaluation:
     """Score every sample of the split exactly once; each rank scores a part of them.
 
@@ -74,8 +73,7 @@ def evaluate(
         raise FloatingPointError("the model's probabilities are not finite")
     all_targets = collective.concatenate(np.concatenate(targets))
     found = classification_scores(all_scores, all_targets, task)
-    total_loss = float(collective.sum(np.array([loss_sum]))[0])
-    metrics = {**found.metrics, "loss": total_loss / len(reader)}
+    metrics = {**found.metrics, "loss": float(collective.sum(np.array([loss_sum]))[0]) / len(reader)}
     metrics |= {name: metric(all_targets, all_scores) for name, metric in own_metrics.items()}
     predictions = Predictions(all_scores, all_targets, collective.concatenate(np.concatenate(rows)), task)
     return Evaluation(metrics, per_class_table(class_names, found.counts, found.average_precisions), predictions)

@@ -231,7 +231,7 @@ def _finish(
         model_uri,
         history,
         checkpoints.newest,
-        rank.payload_bytes,
+        rank.mode.payload_bytes() + rank.setup.batch_norm_bytes,
         averaged_model_uri=averaged_model_uri(model_uri) if model_uri and rank.average else "",
         model_epoch=epoch,
         ended=tags.get("training_ended", ""),

@@ -135,23 +135,22 @@ def _read(
     checkpoints: Location, checkpoint: Location | None, selection: SelectionConfig, steps: int
 ) -> tuple[Location, TrainingState, dict[str, Any]]:
     if checkpoint is not None:
-        return checkpoint, *_whole(checkpoint)
+        return _whole(checkpoint)
     newest = next(readable_checkpoints(checkpoints), None)
     if newest is None:
         raise FileNotFoundError(
             f"{checkpoints} has {len(list_checkpoints(checkpoints))} checkpoints, and none of them can be read"
         )
-    path, state, arrays = newest
+    state = newest[1]
     best = best_step(state.history, selection, steps) if selection.metric and selection.model == "best" else None
     if best is not None and best != state.step:
-        path = checkpoint_path(checkpoints, best)
-        return path, *_whole(path)
-    return path, state, arrays
+        return _whole(checkpoint_path(checkpoints, best))
+    return newest
 
 
-def _whole(path: Location) -> tuple[TrainingState, dict[str, Any]]:
+def _whole(path: Location) -> tuple[Location, TrainingState, dict[str, Any]]:
     try:
-        return read_checkpoint(path)
+        return path, *read_checkpoint(path)
     except DamagedError as error:
         raise ValueError(f"{path} is damaged: {error}") from None
 

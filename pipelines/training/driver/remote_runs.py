@@ -14,8 +14,6 @@ from pipelines.tracking.journal.sync import Synced, adopt, lacks_something, sync
 from pipelines.tracking.store.store import TrackedRun
 from pipelines.training.driver.output import CHECKPOINTS, local_records, locked_run
 
-LogModelOf = Callable[[Path, TrackedRun, Location | None, Location | None], str]
-"""Logs a model. Arguments: the run's folder on this machine, the run, a checkpoint or None, the checkpoints' folder."""
 _JOURNALS = str(journals(Path()))
 
 
@@ -29,12 +27,13 @@ def unsynced_behind(output: Location) -> list[Location]:
     return [output / name for name in output.names() if _lacks_something(output / name)]
 
 
-def sync_behind(location: Location, log_model: LogModelOf) -> Synced:
+def sync_behind(location: Location, log_model: Callable[[Path, TrackedRun, None, Location], str]) -> Synced:
     """Write everything of one run that the store lacks; see `pipelines.tracking.journal.sync.sync`.
 
     Args:
         location: The run's URL. The run is renamed there to the store's identifier.
-        log_model: Logs the model of a finished training.
+        log_model: Logs the model of a finished training. It takes the run's folder on this machine, the run, None for
+            the checkpoint of the best epoch or the newest, and the checkpoints' folder.
 
     Raises:
         RunLockedError, ValueError, TrackingError: See `pipelines.tracking.journal.sync.sync`.

@@ -66,13 +66,11 @@ def _unfinished_here(output: str, experiment: str) -> list[queries.UnfinishedRun
     """Return the unfinished runs of the experiment under `training.output`, the newest first."""
     folders = [each for each in Path(output).glob("*") if each.is_dir() and not each.is_symlink()]
     found = [local for folder in folders if (local := _local_run(folder))]
-    chosen = [
-        each
-        for each in found
+    return [
+        queries.UnfinishedRun(each.run_id, each.description.name or "", each.status)
+        for each in sorted(found, key=lambda each: each.started, reverse=True)
         if each.description.experiment == experiment and each.status not in ("FINISHED", "TRAINED")
     ]
-    chosen.sort(key=lambda each: each.started, reverse=True)
-    return [queries.UnfinishedRun(each.run_id, each.description.name or "", each.status) for each in chosen]
 
 
 def _local_run(folder: Path) -> LocalRun | None:

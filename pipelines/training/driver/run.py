@@ -115,11 +115,10 @@ class DriverRecorder:
         Raises:
             TrackingError: Training is done, but the store did not receive its model or all of its records.
         """
-        reason = summary.not_recorded if summary else ""
         if (self.folder / "logs").is_dir():
             self._writer.folder(self.folder / "logs", "logs")
         # After a success, the store has just received rank 0's records.
-        reason = reason or self._writer.drain(answers=summary is not None)
+        reason = (summary.not_recorded if summary else "") or self._writer.drain(answers=summary is not None)
         if summary is None:
             self._finish_failed(reason, has_diverged=has_diverged)
         else:

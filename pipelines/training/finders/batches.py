@@ -12,7 +12,6 @@ from pipelines.training.memory.memory import MemoryLimit, Needs
 FRACTION = 0.8
 """The fraction of a rank's memory that a batch may take. The rest is for validation, checkpoints and fragmentation."""
 MAXIMUM_TRIALS = 6
-_FIRST_PART = 32
 _ROUND_FROM, _ROUND_TO = 16, 8
 
 
@@ -66,7 +65,7 @@ def next_batch_size(
     """
     allowed = FRACTION * limit.bytes
     if not trials:
-        return max(multiple, min(largest_allowed, _rounded(needs.fitting(allowed) // _FIRST_PART, multiple)))
+        return max(multiple, min(largest_allowed, _rounded(needs.fitting(allowed) // 32, multiple)))
     last = trials[-1]
     if not last.fits(limit) or len(trials) == MAXIMUM_TRIALS or last.batch_size == largest_allowed:
         return None

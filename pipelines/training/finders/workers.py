@@ -57,8 +57,7 @@ def batch_search_worker(config: RunConfig, largest_allowed: int) -> BatchSearch:
     agree_on_kernels(config.exchange.codec.name, collective)
     # On a GPU a rank gets an error if memory is full. All ranks share it before the exchange, so no rank waits forever.
     accumulates = config.training.accumulation_steps > 1 or config.training.global_batch_size is not None or _on_gpu()
-    loss, micro_batches = make_loss(config.training, manifest), 2 if accumulates else 1
-    setup = RankSetup(collective, manifest, micro_batches, model, loss)
+    setup = RankSetup(collective, manifest, 2 if accumulates else 1, model, make_loss(config.training, manifest))
     mode = make_mode_of(
         config,
         setup,
@@ -118,9 +117,6 @@ def _on_gpu() -> bool:
     return bool(tf.config.list_physical_devices("GPU"))
 
 
-_NEVER = 2**31 - 1
-
-
 def range_test_worker(config: RunConfig, rates: Sequence[float]) -> RangeTest:
     """Take one optimizer step at each rate until the loss diverges; all ranks make the same call with the same result.
 
@@ -139,8 +135,9 @@ def range_test_worker(config: RunConfig, rates: Sequence[float]) -> RangeTest:
     with shortage_explained(training) as shortage:
         setup = make_rank_setup(config)
         collective, model = setup.collective, setup.model
-        # A scale of 1 changes no gradient. It lets all ranks stop together if one has gradients that are not finite.
-        scale = LossScale() if training.precision == "float16" else LossScale(initial=1.0, growth_steps=_NEVER)
+        # A scale of 1 that never grows changes no gradient. It lets all ranks stop together if one has gradients that
+        # are not finite.
+        scale = LossScale() if training.precision == "float16" else LossScale(initial=1.0, growth_steps=2**31 - 1)
         mode = make_mode_of(config, setup, steps_per_epoch=len(rates), loss_scale=scale)
         trainer = make_trainer(training, setup, mode, lambda step: rates[step])
         shortage.know(setup, mode)
@@ -155,11 +152,15 @@ def range_test_worker(config: RunConfig, rates: Sequence[float]) -> RangeTest:
 
 
 def _run(inputs: Iterator[Inputs], trainer: Trainer, rates: Sequence[float]) -> RangeTest:
-    losses = SmoothedLosses()
+    losses, collective = SmoothedLosses(), trainer.collective
     for step, rate in enumerate(rates):
-        if _add(losses, rate, _step(trainer, rate, inputs), trainer.collective):
+        # From sums over the ranks, all of them come to the same decisions.
+        total, stops = collective.sum(np.array([_step(trainer, rate, inputs), float(stop_requested())], np.float64))
+        if stops > 0:
+            raise StoppedOnRequest("the range test was stopped; nothing was recorded")
+        if losses.add(rate, float(total) / collective.size):
             return RangeTest(losses.points, diverged=True)
-        if trainer.collective.rank == 0:
+        if collective.rank == 0:
             tell(RateTried(step=step + 1, steps=len(rates), rate=rate, smoothed_loss=losses.points[-1].smoothed))
         else:
             step_done()
@@ -185,11 +186,3 @@ def _step(trainer: Trainer, rate: float, inputs: Iterator[Inputs]) -> float:
             raise
         # All ranks know this from a sum, so no rank waits for another one.
         return math.nan
-
-
-def _add(losses: SmoothedLosses, rate: float, loss: float, collective: HorovodCollective) -> bool:
-    """Add the mean loss over the ranks and return whether it diverged; the result is the same on all ranks."""
-    total, stops = collective.sum(np.array([loss, float(stop_requested())], np.float64))
-    if stops > 0:
-        raise StoppedOnRequest("the range test was stopped; nothing was recorded")
-    return losses.add(rate, float(total) / collective.size)

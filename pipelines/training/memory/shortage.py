@@ -20,8 +20,6 @@ from pipelines.training.ranks.events import MemoryNeeded, tell
 from pipelines.training.setup.rank_setup import RankSetup
 from pipelines.training.step.mode import Mode
 
-_FLOAT_BYTES = 4
-
 
 def estimate(
     model: keras.Model,
@@ -38,7 +36,7 @@ def estimate(
         manifest: Manifest of the dataset; a batch has its image groups.
         accumulates: Whether gradients are summed over micro-batches, which needs their memory twice.
     """
-    gradients = _FLOAT_BYTES * sum(math.prod(variable.shape) for variable in model.trainable_variables)
+    gradients = 4 * sum(math.prod(variable.shape) for variable in model.trainable_variables)  # float32
     images = sum(math.prod(group.shape) * np.dtype(group.dtype).itemsize for group in manifest.groups)
     network = model.network if isinstance(model, AugmentedModel) else model
     outputs = sum(math.prod(side or 1 for side in each.shape[1:]) * _size_of(each.dtype) for each in _outputs(network))
@@ -94,7 +92,8 @@ class Shortage:
             mode: Its training mode.
         """
         self._needs = estimate(setup.model, mode, setup.manifest, accumulates=setup.micro_batches > 1)
-        self._limit = _limit()
+        with suppress(RuntimeError):  # nvidia-smi does not answer
+            self._limit = memory_limit(ranks_on_host())
         if setup.collective.rank == 0 and not membership.is_spare():
             tell(MemoryNeeded(needs=self._needs, limit=self._limit))
 
@@ -132,10 +131,3 @@ def shortage_explained(training: TrainingConfig) -> Iterator[Shortage]:
         return
     # Outside the handler, so that the error does not include TensorFlow's trace of the graph.
     raise MemoryError(text)
-
-
-def _limit() -> MemoryLimit | None:
-    try:
-        return memory_limit(ranks_on_host())
-    except RuntimeError:  # nvidia-smi does not answer
-        return None

@@ -1,7 +1,6 @@
 """The metrics of an epoch for the history, the checkpoints and the tracked run."""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from models.layers.grids import Size
 from pipelines.tracking.metrics import IMAGE_HEIGHT
@@ -17,8 +16,9 @@ def epoch_metrics(
     evaluations: Mapping[str, Evaluation],
     loss_scale: LossScale | None,
     totals: Mapping[str, float],
-    size: Size | None = None,
-    of_mode: Mapping[str, float] = MappingProxyType({}),
+    *,
+    size: Size | None,
+    of_mode: Mapping[str, float],
 ) -> dict[str, float]:
     """Return the history's entry of one epoch; an epoch that was resumed after its last step has no step times.
 

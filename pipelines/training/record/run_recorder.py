@@ -205,8 +205,9 @@ class RunRecorder:
             history: Metrics of each epoch.
             steps: Number of optimizer steps per epoch.
         """
-        ends = {epoch * steps: metrics for epoch, metrics in enumerate(history, 1)}
-        by_step = {step: self._with_headlines(metrics, step) for step, metrics in ends.items()}
+        by_step = {
+            epoch * steps: self._with_headlines(metrics, epoch * steps) for epoch, metrics in enumerate(history, 1)
+        }
         self._writer.absent_metrics(by_step, "train/loss", after_step=len(history) * steps)
 
     def _with_headlines(self, metrics: Mapping[str, float], step: int) -> dict[str, float]:
@@ -295,7 +296,11 @@ class RunRecorder:
         self._writer.hurry_pictures()
         uri, reason = "", self._writer.drain()
         if not reason:
-            uri, reason = self._log_model(log_model)
+            try:
+                with self._writer.upload_waits():
+                    uri = log_model()
+            except TrackingError as error:
+                reason = str(error)
         self._writer.finish_pictures()
         reason = reason or self._writer.drain()
         self._writer.close()
@@ -310,14 +315,6 @@ class RunRecorder:
         self._writer.absent_metrics({steps: summary}, "summary/parameters")
         self._writer.text(json.dumps(dict(summary), indent=1), "summary.json")
         self._writer.picture(lambda: learning_rate_curve(rates), "learning_rate.png")
-
-    def _log_model(self, log_model: Callable[[], str]) -> tuple[str, str]:
-        """Return the URI of the logged model, or why the store did not receive it."""
-        try:
-            with self._writer.upload_waits():
-                return log_model(), ""
-        except TrackingError as error:
-            return "", str(error)
 
 
 def _drawings_of(

@@ -60,9 +60,11 @@ def summary_of(history: History, config: RunConfig, manifest: Manifest, computer
         values |= {"best_value": best.value, "best_epoch": best.epoch}
     reached = _first_reaching(history, metric, config.tracking.target)
     if reached is not None:
-        values["epochs_to_target"] = reached + 1
-        values["samples_to_target"] = history[reached]["time/samples_seen"]
-        values["seconds_to_target"] = history[reached]["time/elapsed_seconds"]
+        values |= {
+            "epochs_to_target": reached + 1,
+            "samples_to_target": history[reached]["time/samples_seen"],
+            "seconds_to_target": history[reached]["time/elapsed_seconds"],
+        }
     # An epoch that was resumed after its last step has no speed.
     timed = [row for row in history if row["speed/images_per_second"] > 0]
     if timed:

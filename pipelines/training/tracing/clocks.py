@@ -6,6 +6,7 @@ import struct
 import threading
 import time
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from pipelines.training.ranks.collective import HorovodCollective
 from pipelines.training.ranks.gathering import gather_json
@@ -52,22 +53,20 @@ def compare_clocks(collective: HorovodCollective) -> ClockOffset:
 def ask(host: str, port: int) -> ClockOffset:
     """Ask the clock at an address; see `compare_clocks`."""
     try:
-        with socket.create_connection((host, port), timeout=_SECONDS_TO_CONNECT) as connection:
+        with (
+            socket.create_connection((host, port), timeout=_SECONDS_TO_CONNECT) as connection,
+            connection.makefile("rb") as answers,
+        ):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return min((_ask_once(connection) for _ in range(_QUESTIONS)), key=lambda offset: offset.error)
-    except OSError:  # such as a firewall: training must not fail because of a trace
+            return min((_ask_once(connection, answers) for _ in range(_QUESTIONS)), key=lambda offset: offset.error)
+    except (OSError, struct.error):  # a firewall, or half an answer: training must not fail because of a trace
         return ClockOffset(0.0, math.inf)
 
 
-def _ask_once(connection: socket.socket) -> ClockOffset:
+def _ask_once(connection: socket.socket, answers: BinaryIO) -> ClockOffset:
     asked = time.time()
     connection.sendall(b"?")
-    answer = b""
-    while len(answer) < _ANSWER.size:
-        received = connection.recv(_ANSWER.size - len(answer))
-        if not received:
-            raise ConnectionError("rank 0 has closed the connection")
-        answer += received
+    answer = answers.read(_ANSWER.size)
     arrived = time.time()
     (there,) = _ANSWER.unpack(answer)
     return ClockOffset(there - (asked + arrived) / 2, (arrived - asked) / 2)

@@ -36,10 +36,9 @@ def computer_of(model: keras.Model, precision: str, ranks: int) -> Computer:
         ranks: Number of ranks.
     """
     network = model.network if isinstance(model, AugmentedModel) else model
-    parameters = sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
     return Computer(
         ranks,
-        parameters,
+        sum(int(np.prod(variable.shape)) for variable in model.trainable_variables),
         forward_flops(network),
         matmul_flops_per_second(precision),
         nominal_flops_per_second(precision),
@@ -89,10 +88,9 @@ def nominal_flops_per_second(
 def _per_cycle(values: Mapping[str, str], precision: str) -> float | None:
     """Return the operations of one core per cycle."""
     flags = values.get("flags", "").split()
-    found = next(((flag, count) for flag, count in _PER_CYCLE.get(precision, ()) if flag in flags), None)
-    if found is None:
-        return None
-    flag, count = found
     amd = values.get("vendor_id") == "AuthenticAMD"
     halved = values.get("cpu family") == _HALF_WIDTH_FAMILY if amd else _ONE_UNIT.search(values.get("model name", ""))
-    return count / 2 if halved and flag.startswith("avx512") else count
+    for flag, count in _PER_CYCLE.get(precision, ()):
+        if flag in flags:
+            return count / 2 if halved and flag.startswith("avx512") else count
+    return None

@@ -38,7 +38,7 @@ class Span:
     end: float
     step: int
     """Number of the optimizer step, from 1."""
-    tensors: tuple[str, ...] = ()
+    tensors: Sequence[str] = ()
     """Variables whose gradients the span handles."""
 
 
@@ -53,21 +53,10 @@ class RankTrace:
     error: float
     """Largest error of the offset, in seconds."""
 
-    def as_json(self) -> dict[str, Any]:
-        """Return values for JSON, which has no infinity."""
-        spans = [[s.phase, s.name, s.start, s.end, s.step, list(s.tensors)] for s in self.spans]
-        error = self.error if math.isfinite(self.error) else None
-        return {"spans": spans, "host": self.host, "offset": self.offset, "error": error}
-
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> "RankTrace":
-        """Return the trace from the values of `as_json`."""
-        spans = tuple(
-            Span(phase, name, start, end, step, tuple(tensors))
-            for phase, name, start, end, step, tensors in values["spans"]
-        )
-        error = math.inf if values["error"] is None else values["error"]
-        return cls(spans, values["host"], values["offset"], error)
+        """Return the trace from what JSON makes of `dataclasses.asdict`."""
+        return cls(**{**values, "spans": tuple(Span(**span) for span in values["spans"])})
 
 
 def chrome_trace(ranks: Sequence[RankTrace], horovod: Sequence[Event], about: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,8 +87,7 @@ def chrome_trace(ranks: Sequence[RankTrace], horovod: Sequence[Event], about: Ma
     names: list[Event] = []
     for rank, (trace, own) in enumerate(zip(ranks, spans, strict=True)):
         names += _named("process", rank, 0, f"rank {rank} on {trace.host}", rank)
-        for span, thread in _threads(own):
-            events.append(_complete(span, rank, thread, origin))
+        events += [_complete(span, rank, thread, origin) for span, thread in _threads(own)]
         for thread in sorted({event["tid"] for event in events if event["pid"] == rank}):
             row, lane = list(ROWS)[thread // _LANES], thread % _LANES
             names += _named("thread", rank, thread, f"{row} {lane + 1}" if lane else row, thread)
@@ -107,9 +95,10 @@ def chrome_trace(ranks: Sequence[RankTrace], horovod: Sequence[Event], about: Ma
         names += _named("process", len(ranks), 0, "Horovod's timeline of rank 0", len(ranks))
         for thread, name in sorted({(event["tid"], event["args"]["tensor"]) for event in horovod}):
             names += _named("thread", len(ranks), thread, name, thread)
-        for event in horovod:
-            times = _times(event["ts"] - origin, event["ts"] + event["dur"] - origin)
-            events.append({**event, **times, "pid": len(ranks)})
+        events += [
+            {**event, **_times(event["ts"] - origin, event["ts"] + event["dur"] - origin), "pid": len(ranks)}
+            for event in horovod
+        ]
     errors = [1000 * rank.error if math.isfinite(rank.error) else None for rank in ranks]
     return {
         # Of two that begin together the longer one is around the other.

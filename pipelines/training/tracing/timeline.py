@@ -7,18 +7,16 @@ import time
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import horovod.tensorflow as hvd
 
 from pipelines.machine.proc import seconds_of_threads
+from pipelines.training.tracing.spans import Event
 
 _VARIABLE, _ON_REQUEST = "HOROVOD_TIMELINE", "DYNAMIC"
 _MICRO = 1e-6
 _SECONDS_OF_A_LOOK, _POLLS = 0.2, 0.1
 """A thread that uses a tenth of a core while all others wait is polling."""
-
-Event = dict[str, Any]
 
 
 def allow_timeline() -> None:
@@ -103,7 +101,14 @@ def read_timeline(file: Path) -> list[Event]:
             continue
         is_ready = line["ph"] == "X"
         name = f"rank {line['name']} is ready" if is_ready else line["name"]
-        event = {"name": name, "cat": "horovod", "ph": "X", "tid": thread, "ts": seconds, "dur": 0.0}
-        event["args"] = {"tensor": tensors.get(thread, ""), **arguments}
+        event = {
+            "name": name,
+            "cat": "horovod",
+            "ph": "X",
+            "tid": thread,
+            "ts": seconds,
+            "dur": 0.0,
+            "args": {"tensor": tensors.get(thread, ""), **arguments},
+        }
         (events if is_ready else opened[thread]).append(event)
     return events

@@ -12,7 +12,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,33 +31,13 @@ from pipelines.training.tracing.clocks import ClockOffset, compare_clocks
 from pipelines.training.tracing.spans import TRACE_FILE, RankTrace, Span, chrome_trace
 from pipelines.training.tracing.timeline import Timeline, read_timeline
 
-
-class Profile:
-    """A profile for TensorBoard, with every operation and, on a GPU, every kernel."""
-
-    def __init__(self, folder: Path) -> None:
-        """Start recording.
-
-        Args:
-            folder: Folder that the profile is written to at the end.
-        """
-        self._folder = folder
-        self._local = Path(tempfile.mkdtemp(prefix="groundswell-profile-"))
-        tf.profiler.experimental.start(str(self._local))
-
-    def stop(self) -> None:
-        """Stop recording and write the profile."""
-        tf.profiler.experimental.stop()
-        copy_folder(self._local, self._folder)
-        shutil.rmtree(self._local, ignore_errors=True)
-
-
 PROFILES = "profile"
-"""The folder with TensorFlow's profiles, one subfolder per rank, in the run's folder and among its artifacts."""
+"""The folder with TensorFlow's profiles, one subfolder per rank, in the run's folder and among its artifacts.
+
+TensorBoard shows them: every operation and, on a GPU, every kernel.
+"""
 
 _HOROVOD = "horovod.json"
-Write = Callable[[str, Path | None, int], None]
-"""Takes the trace, the folder of TensorFlow's profiles or None, and the last traced step."""
 
 
 @dataclass
@@ -66,8 +46,7 @@ class _Recording:
 
     offset: ClockOffset
     folder: Path
-    """Folder of Horovod's timeline."""
-    profile: Profile | None
+    """Temporary folder of Horovod's timeline and TensorFlow's profile."""
     spans: list[Span] = field(default_factory=list)
 
 
@@ -82,7 +61,7 @@ class StepTracer:
         marks: Marks,
         collective: HorovodCollective,
         folder: Path | None,
-        write: Write,
+        write: Callable[[str, Path | None, int], None],
         profiles: bool,
         about: Mapping[str, Any],
     ) -> None:
@@ -94,7 +73,8 @@ class StepTracer:
             marks: Marks with the times of each step's parts.
             collective: The ranks.
             folder: Folder of the run, which all ranks can access; None: it is behind a URL and gets no files.
-            write: Called on rank 0 after the last traced step.
+            write: Called on rank 0 after the last traced step with the trace, the folder of TensorFlow's profiles or
+                None, and that step.
             profiles: Whether TensorFlow's profiler also records, into the folder.
             about: Further facts to write into the trace.
         """
@@ -163,14 +143,14 @@ class StepTracer:
         if recording is None:
             return
         self._timeline.stop()
-        if recording.profile is not None:
-            recording.profile.stop()
+        if self._profiles is not None:
+            tf.profiler.experimental.stop()
+            copy_folder(recording.folder / PROFILES, self._profiles / f"rank-{self._collective.rank}")
         offset = recording.offset
         mine = RankTrace(tuple(recording.spans), socket.gethostname(), offset.seconds, offset.error)
-        ranks = [RankTrace.of_json(each) for each in gather_json(mine.as_json(), self._collective)]
+        ranks = [RankTrace.of_json(each) for each in gather_json(asdict(mine), self._collective)]
         if self._collective.rank == 0:
-            trace = chrome_trace(ranks, read_timeline(recording.folder / _HOROVOD), self._about)
-            text = json.dumps(trace)
+            text = json.dumps(chrome_trace(ranks, read_timeline(recording.folder / _HOROVOD), self._about))
             self._write(text, self._profiles, self._done)
             location = f"artifact {TRACE_FILE}"
             if self._folder is not None:
@@ -183,8 +163,9 @@ class StepTracer:
         offset = compare_clocks(self._collective)
         folder = Path(tempfile.mkdtemp(prefix="groundswell-timeline-"))
         self._timeline.start(folder / _HOROVOD)
-        profile = Profile(self._profiles / f"rank-{self._collective.rank}") if self._profiles is not None else None
-        self._recording = _Recording(offset, folder, profile)
+        if self._profiles is not None:
+            tf.profiler.experimental.start(str(folder / PROFILES))
+        self._recording = _Recording(offset, folder)
 
     def _note(self, phase: str, name: str, start: float, end: float, step: int) -> None:
         if self._recording is not None:
@@ -194,7 +175,9 @@ class StepTracer:
 def _described(ranks: Sequence[RankTrace], location: str) -> str:
     steps = sorted({span.step for rank in ranks for span in rank.spans})
     unknown = [number for number, rank in enumerate(ranks) if math.isinf(rank.error)]
-    clocks = f"the clocks of all ranks agree to {1000 * max(rank.error for rank in ranks):.2f} ms"
-    if unknown:
-        clocks = f"the clocks of ranks {unknown} could not be compared, and their times are as they are"
+    clocks = (
+        f"the clocks of ranks {unknown} could not be compared, and their times are as they are"
+        if unknown
+        else f"the clocks of all ranks agree to {1000 * max(rank.error for rank in ranks):.2f} ms"
+    )
     return f"trace of steps {steps[0]} to {steps[-1]}: {location}, for https://ui.perfetto.dev; {clocks}"

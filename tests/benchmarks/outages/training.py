@@ -205,7 +205,11 @@ class _Loop:
         rows = [{"class": name, "f1": loss, "average_precision": loss, "support": 10} for name in _CLASSES]
         evaluations = {VALIDATION_GROUP: Evaluation({"loss": loss, "f1_micro": loss, "f1_macro": loss}, rows)}
         phases = divide(np.array([[STEP_SECONDS, 0.001, 0.0, 0.0, 0.0, 0.002, 0.002]]))
-        history.append(epoch_metrics(EpochResult(loss, 640.0, 0.02, steps, 5.0), phases, evaluations, None, {}))
+        history.append(
+            epoch_metrics(
+                EpochResult(loss, 640.0, 0.02, steps, 5.0), phases, evaluations, None, {}, size=None, of_mode={}
+            )
+        )
         samples = [self.watch(self.sampler.take)]
         self.watch(self.record.write_epoch, history, evaluations, phases, step=step, samples=samples)
         self.watch(self.record.release, step)

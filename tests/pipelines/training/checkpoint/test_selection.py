@@ -210,6 +210,7 @@ def test_validation_has_the_metrics_that_can_be_chosen(
         batch_size=8,
         class_names=[f"class {number}" for number in range(classes)],
         task=task,
+        own_metrics={},
     )
     names = validation_metrics(task, classes, averaged=True)
     assert {f"{group}/{name}" for group in ("val", "val_ema") for name in found.metrics} == set(names)

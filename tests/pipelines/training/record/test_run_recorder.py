@@ -171,7 +171,9 @@ def test_behind_a_url_the_records_of_an_epoch_are_there_before_its_checkpoint(s3
 
 def test_an_epoch_without_steps_has_no_times_of_a_step(record_of: Make, checkpoints: Location) -> None:
     nothing_left = EpochResult(0.5, 0.0, 0.0, measured_steps=0, measured_seconds=0.004)
-    metrics = epoch_metrics(nothing_left, divide(np.full((1, 7), 0.004)), {}, None, {"time/epoch": 2.0})
+    metrics = epoch_metrics(
+        nothing_left, divide(np.full((1, 7), 0.004)), {}, None, {"time/epoch": 2.0}, size=None, of_mode={}
+    )
     times = [name for name in metrics if name.startswith("time/")]
     assert times == ["time/input_wait_fraction", "time/workers", "time/epoch"]
     record = record_of(TrackedRun("", "offline-2"))

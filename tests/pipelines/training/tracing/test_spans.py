@@ -1,6 +1,7 @@
 import json
 import math
 from collections import defaultdict
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
@@ -33,7 +34,7 @@ def traces() -> list[RankTrace]:
 
 
 def made(ranks: list[RankTrace] | None = None) -> dict[str, Any]:
-    sent = [RankTrace.of_json(json.loads(json.dumps(rank.as_json()))) for rank in ranks or traces()]
+    sent = [RankTrace.of_json(json.loads(json.dumps(asdict(rank)))) for rank in ranks or traces()]
     return json.loads(json.dumps(chrome_trace(sent, HOROVOD, {"codec": "none"})))
 
 
