@@ -30,39 +30,31 @@ class EpochStart:
 
     epoch: int
     """Index of the epoch, from 0."""
-    epochs: int
-    steps: int
-    """Number of steps per epoch."""
     earlier: TrainingState
     """State before the first step that is trained here: that of the checkpoint, or the end of the previous epoch."""
     is_first: bool
     """Whether this epoch is the first one that this process trains."""
-
-    @property
-    def start_step(self) -> int:
-        """Number of steps of this epoch that the checkpoint contains."""
-        return self.earlier.step - self.epoch * self.steps
 
 
 @dataclass(frozen=True)
 class InMemorySaver:
     """Writes in-memory checkpoints inside an epoch and after its last step; see `StepSaver`."""
 
+    rank: RankTraining
     recovery: Recovery
-    initial: TrainingState
     measurements: StepMeasurements
     history: list[dict[str, float]]
     epoch_start: EpochStart
 
     def is_due(self, step: int) -> bool:
         """Return whether an in-memory checkpoint is due after `step` optimizer steps; the same on every rank."""
-        return step % self.recovery.every_steps == 0 or step % self.epoch_start.steps == 0
+        return step % self.recovery.every_steps == 0 or step % self.rank.plan.steps == 0
 
     def save(self, step: int, losses: LossTotal, seconds: float) -> None:
         """Write the state of an unfinished epoch."""
         self.recovery.save(
             replace(
-                self.initial,
+                self.rank.checkpoints.initial,
                 epochs_done=self.epoch_start.epoch,
                 step=step,
                 history=self.history,
@@ -87,7 +79,7 @@ class CheckpointSaver:
     def is_due(self, step: int) -> bool:
         """Return whether the setting asks for a checkpoint after `step` optimizer steps."""
         every = self.rank.training.checkpoint_every_steps
-        return every is not None and step % every == 0 and step % self.epoch_start.steps != 0
+        return every is not None and step % every == 0 and step % self.rank.plan.steps != 0
 
     def save(self, step: int, losses: LossTotal, seconds: float) -> None:
         """Write a checkpoint of an unfinished epoch; every rank makes the same call."""
@@ -125,14 +117,14 @@ class Epochs:
     def train(self, start: TrainingState) -> list[dict[str, float]]:
         """Train the remaining epochs and return the history, which is complete on rank 0 only."""
         history, earlier = list(start.history), start
-        epochs, steps = self.rank.training.epochs, self.rank.plan.steps
+        steps = self.rank.plan.steps
         has_trained, began = False, time.perf_counter()
-        for epoch in range(start.epochs_done, epochs):
+        for epoch in range(start.epochs_done, self.rank.training.epochs):
             if self._is_over(history):
                 break
             if self._may_stop_before(epoch, start) and self.rank.stop.is_requested_now():
                 raise StoppedOnRequest(f"stopped after step {max(self._step_of_all(start), epoch * steps)}")
-            epoch_start = EpochStart(epoch, epochs, steps, earlier, is_first=not has_trained)
+            epoch_start = EpochStart(epoch, earlier, is_first=not has_trained)
             has_trained, began = True, self._train_one(epoch_start, history, began)
             earlier = replace(self.rank.checkpoints.initial, epochs_done=epoch + 1, step=(epoch + 1) * steps)
         # A checkpoint inside an epoch has no evaluation. Training stopped there because an earlier epoch was the best.
@@ -206,10 +198,15 @@ class Epochs:
         if self.recorder is not None:
             timed = phases if trained.measured_steps else None
             self.recorder.write_epoch(history, evaluations, timed, step=end, samples=samples)
-            where = line_of(timed) if timed else ""
-            is_last = number == epoch_start.epochs or is_over(history, rank.training.selection)
+            epochs = rank.training.epochs
             tell(
-                EpochTrained(epoch=number, epochs=epoch_start.epochs, metrics=history[-1], where=where, is_last=is_last)
+                EpochTrained(
+                    epoch=number,
+                    epochs=epochs,
+                    metrics=history[-1],
+                    where=line_of(timed) if timed else "",
+                    is_last=number == epochs or is_over(history, rank.training.selection),
+                )
             )
         # Last: an epoch with a checkpoint was recorded and reported to the driver.
         rank.checkpoints.save(epochs_done=number, step=end, history=history, evaluations=evaluations)
@@ -221,14 +218,12 @@ class Epochs:
 
     def _train_steps(self, epoch_start: EpochStart, history: list[dict[str, float]]) -> EpochResult:
         """Train the remaining steps of one epoch."""
-        rank, earlier, recovery = self.rank, epoch_start.earlier, self.rank.recovery
+        rank, recovery, epoch, earlier = self.rank, self.rank.recovery, epoch_start.epoch, epoch_start.earlier
         on_disk = CheckpointSaver(rank, self.recorder, self.measurements, history, epoch_start)
         in_memory = (
-            InMemorySaver(recovery, rank.checkpoints.initial, self.measurements, history, epoch_start)
-            if recovery is not None
-            else None
+            InMemorySaver(rank, recovery, self.measurements, history, epoch_start) if recovery is not None else None
         )
-        batches, trainer = rank.data.batches_of(epoch_start.epoch, epoch_start.start_step), rank.trainer
+        batches, trainer = rank.data.batches_of(epoch, earlier.step - epoch * rank.plan.steps), rank.trainer
         if self.tracer is not None:
             batches, trainer = self.tracer.of_batches(batches), self.tracer.of_trainer(trainer)
         return train_epoch(
@@ -236,9 +231,7 @@ class Epochs:
             trainer,
             first_step=earlier.step,
             earlier=LossTotal(earlier.loss_sum, earlier.loss_count),
-            inputs_of=make_inputs(
-                rank.training, rank.setup.model, epoch_start.epoch, rank.plan.sizes[epoch_start.epoch]
-            ),
+            inputs_of=make_inputs(rank.training, rank.setup.model, epoch, rank.plan.sizes[epoch]),
             hooks=StepHooks(
                 before=functools.partial(self.before_step, rank),
                 observer=self.measurements,
@@ -250,13 +243,14 @@ class Epochs:
 
     def _report(self, epoch_start: EpochStart, progress: Progress) -> None:
         """Report rank 0's progress to the driver; other ranks send a sign of life."""
+        epoch, steps = epoch_start.epoch, self.rank.plan.steps
         if self.rank.setup.collective.rank == 0:
             tell(
                 StepTrained(
-                    epoch=epoch_start.epoch + 1,
-                    epochs=epoch_start.epochs,
-                    step=epoch_start.start_step + progress.step,
-                    steps=epoch_start.steps,
+                    epoch=epoch + 1,
+                    epochs=self.rank.training.epochs,
+                    step=epoch_start.earlier.step - epoch * steps + progress.step,
+                    steps=steps,
                     loss=progress.loss,
                     images_per_second=progress.images_per_second,
                 )

@@ -97,8 +97,8 @@ def _begin(
 ) -> tuple[TrainingState, RunRecorder | None]:
     """Start at the first step or resume from the newest checkpoint; return the state and rank 0's recorder."""
     rank.checkpoints.check_folder()
-    start = rank.checkpoints.restore(resumes=rank.training.resume_run is not None)
-    start = start.with_losses_of(rank.setup.collective.size, steps_per_epoch=rank.plan.steps)
+    restored = rank.checkpoints.restore(resumes=rank.training.resume_run is not None)
+    start = restored.with_losses_of(rank.setup.collective.size, steps_per_epoch=rank.plan.steps)
     rank.mode.begin(start.step)
     recorder = make_recorder(start.step)
     facts = gather_json({**host_facts(), "devices": gpu_names()}, rank.setup.collective)

@@ -185,8 +185,10 @@ def _check_best(path: Location, state: TrainingState, training: TrainingConfig, 
     """Check that training can continue with the selection rule, and that the best epoch's checkpoint exists."""
     selection, run_id = training.selection, training.resume_run or ""
     if is_over(state.history, selection) and _is_finished(training.output, run_id, offline=offline):
-        why = why_ended(state.history, selection, training.epochs)
-        raise ValueError(f"{path} ended {why}, and the model is logged: raise training.selection.patience to continue")
+        raise ValueError(
+            f"{path} ended {why_ended(state.history, selection, training.epochs)}, and the model is logged: raise "
+            "training.selection.patience to continue"
+        )
     best = best_step(state.history, selection, steps)
     if best is not None and selection.model == "best" and not checkpoint_path(path.parent, best).is_file():
         raise ValueError(

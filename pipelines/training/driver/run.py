@@ -143,12 +143,11 @@ class DriverRecorder:
         """Note that the run is trained, and fail if it has a store, which lacks a part of it."""
         update_local_run(self.folder, status="TRAINED", ended=now())
         if not self.run.is_offline:
-            resume = f"the same command and --set training.resume_run={self.run.run_id}"
             raise TrackingError(
                 f"training is done, but MLflow at {redacted(self.run.uri)} has not taken all of it ({reason}). The "
                 f"checkpoint is {summary.checkpoint}, what is still to be written is in {self.location}. When the "
                 f"server answers again, `groundswell sync --output {self.location.parent}` writes it, or finish the "
-                f"run with {resume}"
+                f"run with the same command and --set training.resume_run={self.run.run_id}"
             )
 
 

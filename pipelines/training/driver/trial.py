@@ -51,7 +51,6 @@ def try_parts(config: RunConfig, manifest: Manifest) -> None:
         ValueError: A part is not found, raises an exception, or does not fit. The text has one line.
         RuntimeError: The process failed in another way, or took too long.
     """
-    command = [sys.executable, "-P", "-m", "pipelines.training.driver.trial"]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
@@ -60,7 +59,11 @@ def try_parts(config: RunConfig, manifest: Manifest) -> None:
     }
     try:
         done = subprocess.run(
-            command, input=pickle.dumps((config, manifest)), env=environment, capture_output=True, timeout=_SECONDS
+            [sys.executable, "-P", "-m", "pipelines.training.driver.trial"],
+            input=pickle.dumps((config, manifest)),
+            env=environment,
+            capture_output=True,
+            timeout=_SECONDS,
         )
     except subprocess.TimeoutExpired:
         raise RuntimeError(

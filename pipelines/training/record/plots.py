@@ -209,9 +209,8 @@ def confusion_picture(predictions: Predictions, class_names: Sequence[str], titl
     )
     if len(class_names) <= _MOST_CURVES:
         for row, column in zip(*np.nonzero(counts), strict=True):
-            dark = counts[row, column] / whole[row, 0] > 0.5
-            text = f"{counts[row, column]}"
-            axis.text(column, row, text, ha="center", va="center", fontsize=6, color="white" if dark else "black")
+            color = "white" if counts[row, column] / whole[row, 0] > 0.5 else "black"
+            axis.text(column, row, str(counts[row, column]), ha="center", va="center", fontsize=6, color=color)
     figure.colorbar(shown, ax=axis, shrink=0.6, label="part of the row")
     return figure
 
