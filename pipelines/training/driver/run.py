@@ -211,10 +211,11 @@ def _start_run(
     output: str, made: Description, stack: ExitStack, *, offline: bool
 ) -> tuple[TrackedRun, Callable[[], None]]:
     """Make a run and lock it; return it, and the function that checks the lock."""
-    if offline:
-        run = TrackedRun("", f"offline-{uuid.uuid4().hex}")
-    else:
-        run = runs.start_run(made.experiment, made.name, made.parameters, made.tags, dataset=made.dataset)
+    run = (
+        TrackedRun("", f"offline-{uuid.uuid4().hex}")
+        if offline
+        else runs.start_run(made.experiment, made.name, made.parameters, made.tags, dataset=made.dataset)
+    )
     try:
         check_lock = stack.enter_context(locked_run(run_location(output, run.run_id)))
     except BaseException as error:

@@ -72,9 +72,8 @@ def try_parts(config: RunConfig, manifest: Manifest) -> None:
     if done.returncode == _REFUSED:
         raise ValueError(done.stdout.decode().splitlines()[-1])
     if done.returncode:
-        raise RuntimeError(
-            f"building the model ended with exit code {done.returncode}: {_last_line(done.stderr.decode())}"
-        )
+        last = (done.stderr.decode().strip().splitlines() or ["no message"])[-1]
+        raise RuntimeError(f"building the model ended with exit code {done.returncode}: {last}")
     for line in done.stdout.decode().splitlines():
         if line.startswith(_WARNING):
             _log.warning("%s", line.removeprefix(_WARNING))
@@ -253,10 +252,6 @@ def _two_samples(model: "AugmentedModel") -> tuple[dict[str, Any], Any]:
 
     images = {name: tf.zeros((2, *each.shape[1:]), each.dtype) for name, each in model.input.items()}
     return images, tf.constant([1, 2], tf.int32)
-
-
-def _last_line(text: str) -> str:
-    return next(iter(text.strip().splitlines()[::-1]), "no message")
 
 
 def _main() -> None:

@@ -40,11 +40,6 @@ class StepPhases:
         """The mean over the ranks."""
         return {name: float(np.mean([rank[name] for rank in self.seconds])) for name in PHASES}
 
-    @property
-    def step_seconds(self) -> float:
-        """Seconds per step, which are about the same on every rank."""
-        return sum(self.mean.values())
-
 
 def divide(rows: NDArray[np.float64]) -> StepPhases:
     """Return the phases of each rank from its mean seconds per step `(ranks, 7)`, the rows of `StepMeasurements.take`.
@@ -81,7 +76,8 @@ def divide(rows: NDArray[np.float64]) -> StepPhases:
 
 def line_of(phases: StepPhases) -> str:
     """Return a line with the share of each phase, and the slowest rank if the others wait for it."""
-    mean, whole = phases.mean, phases.step_seconds
+    mean = phases.mean
+    whole = sum(mean.values())
     parts = [f"{name} {100 * seconds / whole:.0f} %" for name, seconds in mean.items() if seconds >= 0.005 * whole]
     slowest = f"; slowest is rank {phases.slowest_rank}" if mean["waiting"] >= 0.005 * whole else ""
     return f"a step takes {1000 * whole:.0f} ms: {', '.join(parts)}{slowest}"
