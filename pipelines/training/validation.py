@@ -56,8 +56,8 @@ def evaluate(
         FloatingPointError: A probability is not finite. Every rank raises this error.
     """
     classes = len(class_names)
-    scores, targets = [np.zeros((0, classes), np.float32)], [np.zeros((0, classes), np.uint8)]
-    rows = [np.zeros(0, np.int64)]
+    # Probabilities, targets and rows by batch, after an empty batch for a rank without samples.
+    parts = [(np.zeros((0, classes), np.float32), np.zeros((0, classes), np.uint8), np.zeros(0, np.int64))]
     loss_sum = 0.0
     for batch in evaluation_batches(reader, batch_size=batch_size, rank=collective.rank, size=collective.size):
         output = predict(image_tensors(batch.images))
@@ -65,17 +65,16 @@ def evaluate(
         real = batch.weights > 0
         losses = loss(tf.cast(batch.targets, tf.float32), output)
         loss_sum += float(np.sum(np.asarray(losses, np.float64)[real]))
-        scores.append(np.asarray(_ACTIVATIONS[task](output))[real])
-        targets.append(batch.targets[real])
-        rows.append(batch.rows[real])
-    all_scores = collective.concatenate(np.concatenate(scores))
+        parts.append((np.asarray(_ACTIVATIONS[task](output))[real], batch.targets[real], batch.rows[real]))
+    all_scores, all_targets, all_rows = (
+        collective.concatenate(np.concatenate(column)) for column in zip(*parts, strict=True)
+    )
     if not np.isfinite(all_scores).all():
         raise FloatingPointError("the model's probabilities are not finite")
-    all_targets = collective.concatenate(np.concatenate(targets))
     found = classification_scores(all_scores, all_targets, task)
     metrics = {**found.metrics, "loss": float(collective.sum(np.array([loss_sum]))[0]) / len(reader)}
     metrics |= {name: metric(all_targets, all_scores) for name, metric in own_metrics.items()}
-    predictions = Predictions(all_scores, all_targets, collective.concatenate(np.concatenate(rows)), task)
+    predictions = Predictions(all_scores, all_targets, all_rows, task)
     return Evaluation(metrics, per_class_table(class_names, found.counts, found.average_precisions), predictions)
 
 
