@@ -76,8 +76,8 @@ def write_dataset(folder: Path) -> None:
     from pipelines.archives.archive import index_table
     from pipelines.dataset.format.manifest import write_manifest
     from pipelines.dataset.format.petastorm import write_petastorm_metadata
+    from pipelines.dataset.prepare.notes import summarise
     from pipelines.dataset.prepare.shard import ShardPlan, write_shard
-    from pipelines.dataset.prepare.summary import summarise
     from pipelines.storage.folder import Location
     from pipelines.storage.lease import PROGRESS_FOLDER
 

@@ -1,18 +1,29 @@
-"""Shard markers: each says that a shard is finished, and holds figures for the report and for a repair."""
+"""Written shards: the marker of each, and the figures of all of them.
+
+A marker says that a shard is finished, and holds figures for the report and for a repair.
+"""
 
 import base64
+import functools
 import gzip
 import json
+import operator
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.dataset.format.files import NOTES_FILE, note_name
-from pipelines.dataset.format.manifest import Shard
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.archives.archive import REJECTED_SCHEMA, ArchiveDescription
+from pipelines.dataset.format.files import NOTES_FILE, REJECTED_FILE, note_name
+from pipelines.dataset.format.manifest import Manifest, Shard, Split
 from pipelines.dataset.format.statistics import BandSums
 from pipelines.dataset.prepare.identity import Identity
+from pipelines.sample import TRAINING_SPLIT
 from pipelines.storage.folder import Location
 from pipelines.storage.inventory import read_marker, read_markers
 
@@ -104,6 +115,54 @@ def check_rejected(
         f"{rejected[0]['file']}: {rejected[0]['reason']}; mend the files, or allow more, and the same command continues"
         + (f"; all of them: {report}" if report else "")
     )
+
+
+def write_rejected(rejected: list[dict[str, str]], staging: Location) -> None:
+    """Write the list of bad records."""
+    with staging.new_file(REJECTED_FILE) as path:
+        pq.write_table(pa.Table.from_pylist(rejected, schema=REJECTED_SCHEMA), path)
+
+
+def summarise(
+    description: ArchiveDescription,
+    written: dict[str, list[WrittenShard]],
+    settings: dict[str, int],
+    read_settings: Mapping[str, int | str | None],
+    source: str,
+    rejected: list[dict[str, str]],
+) -> Manifest:
+    """Describe the dataset that these shards form, by split.
+
+    Raises:
+        ValueError: A split has no good sample.
+    """
+    empty = [split for split, shards in sorted(written.items()) if not sum(each.shard.rows for each in shards)]
+    if empty:
+        raise ValueError(f"every sample of the split {' and of the split '.join(map(repr, empty))} is bad")
+    return Manifest(
+        archive=description.kind,
+        task=description.task,
+        class_names=description.class_names,
+        groups=description.groups,
+        splits={
+            split: Split(
+                shards=tuple(result.shard for result in shards),
+                class_counts=tuple(np.sum([result.class_counts for result in shards], axis=0).tolist()),
+            )
+            for split, shards in written.items()
+        },
+        statistics={name: sums.statistics() for name, sums in merge_sums(written[TRAINING_SPLIT]).items()},
+        settings=settings,
+        read_settings=dict(read_settings),
+        source_fingerprint=source,
+        skipped=count_reasons(rejected),
+    )
+
+
+def merge_sums(shards: list[WrittenShard]) -> dict[str, BandSums]:
+    """Add up the band sums of several shards, by image group."""
+    sums = [result.band_sums for result in shards if result.band_sums]
+    return {name: functools.reduce(operator.add, (part[name] for part in sums)) for name in sums[0]}
 
 
 def _values(written: WrittenShard) -> dict[str, Any]:

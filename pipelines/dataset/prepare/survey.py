@@ -128,21 +128,10 @@ def find_unfinished(dataset: Location) -> Existing | None:
     return Existing(staging, mark.identity, notes, sizes, None, earlier_notes)
 
 
-def refuse_another(existing: Existing, identity: Identity) -> None:
-    """Make sure that the settings are the same.
-
-    Raises:
-        ValueError: They differ; the message names the differences.
-    """
-    differences = existing.identity.differences(identity)
-    if differences:
-        raise ValueError(f"{existing.folder} was made otherwise ({'; '.join(differences)}): {existing.advice}")
-
-
 def reconcile(
-    existing: Existing, index: ArchiveIndex, plan: Callable[[ArchiveIndex], Plans]
+    existing: Existing, identity: Identity, index: ArchiveIndex, plan: Callable[[ArchiveIndex], Plans]
 ) -> tuple[ArchiveIndex, Plans]:
-    """Make sure that finished shards and the archive agree.
+    """Make sure that finished shards agree with the settings and the archive.
 
     Samples that were rejected or not yet written may have other labels and files now. Files of samples in a finished
     shard may have been deleted: their recorded metadata is kept.
@@ -151,8 +140,12 @@ def reconcile(
         The index to continue with, and the shards as they were planned if the index was different then.
 
     Raises:
-        ValueError: The archive's samples changed; the message says how many.
+        ValueError: The settings differ; the message names the differences. Or the archive's samples changed; the
+            message says how many.
     """
+    differences = existing.identity.differences(identity)
+    if differences:
+        raise ValueError(f"{existing.folder} was made otherwise ({'; '.join(differences)}): {existing.advice}")
     if index_digest(index.samples) == existing.identity.index:
         return index, {}
     before = read_index(existing.folder)
@@ -178,11 +171,10 @@ def _settled(existing: Existing, plans: Plans) -> set[str]:
     settled: set[str] = set()
     for plan in all_of(plans):
         note = existing.notes.get(plan.file)
-        is_same = note is not None and note.digest == plan.digest
-        found = (
-            EarlierShard(plan, note, existing.folder) if note is not None and is_same else _find_earlier(existing, plan)
-        )
-        settled |= found.ids if found is not None else set()
+        if note is not None and note.digest == plan.digest:
+            settled |= EarlierShard(plan, note, existing.folder).ids
+        elif (found := _find_earlier(existing, plan)) is not None:
+            settled |= found.ids
     return settled
 
 
