@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from pipelines.archives.archive import Georeference
 
@@ -96,10 +95,3 @@ def _plain_bytes(values: pa.Array, data_type: pa.DataType) -> Iterator[bytes]:
     else:
         numbers = values.cast(pa.int32()) if pa.types.is_date(data_type) else values.cast(data_type)
         yield pc.fill_null(numbers, 0).to_numpy().tobytes()
-
-
-def label_vector(indices: list[int], class_count: int) -> NDArray[np.uint8]:
-    """Build the multi-hot `(classes,)` uint8 vector of the given class indices."""
-    vector = np.zeros(class_count, np.uint8)
-    vector[indices] = 1
-    return vector

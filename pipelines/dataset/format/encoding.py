@@ -5,10 +5,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines.dataset.format.columns import CHECKSUM_FIELD
-from pipelines.dataset.format.layout import value_bytes, value_prefix
+from pipelines.dataset.format.layout import LENGTH_BYTES, value_bytes, value_prefix
 from pipelines.dataset.format.rows import ColumnBuffer, Fields, row_checksum
-
-_LENGTH_BYTES = 4  # length of the prefix; Arrow's own values have none
 
 
 def encoded(table: pa.Table, fields: Fields) -> pa.Table:
@@ -43,25 +41,20 @@ def stored_checksums(source: pa.Table) -> NDArray[np.uint32]:
 
 def computed_checksums(table: pa.Table, fields: Fields) -> NDArray[np.uint32]:
     """Compute the checksum of every row of `encoded`'s result; the values are not copied."""
-    columns = [array_bytes(table, name, fields) for name in fields]
+    columns = [array_bytes(table[name].combine_chunks(), *field) for name, field in fields.items()]
     rows = (row_checksum([column[row].data for column in columns]) for row in range(len(table)))
     return np.fromiter(rows, np.uint32, len(table))
 
 
-def array_bytes(table: pa.Table, name: str, fields: Fields) -> NDArray[np.uint8]:
-    """Return a column of `encoded`'s result as the bytes of its arrays, `(rows, bytes)`, without a copy."""
-    header = len(value_prefix(*fields[name])) - _LENGTH_BYTES
-    return _values(table[name].combine_chunks(), value_bytes(*fields[name]) - _LENGTH_BYTES)[:, header:]
-
-
-def is_encoded(source: pa.Table, name: str, fields: Fields) -> bool:
-    """Return whether every value of a binary column is exactly what our writer stores."""
-    return _is_encoded(source[name].combine_chunks(), *fields[name])
+def array_bytes(values: pa.BinaryArray, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> NDArray[np.uint8]:
+    """Return the arrays of a column of `encoded`'s result as bytes, `(rows, bytes)`, without a copy."""
+    header = len(value_prefix(shape, dtype)) - LENGTH_BYTES
+    return _values(values, value_bytes(shape, dtype) - LENGTH_BYTES)[:, header:]
 
 
 def _values(array: pa.Array, width: int) -> NDArray[np.uint8]:
     """Return the bytes of a binary array whose values all have one width, as `(rows, width)`."""
-    if isinstance(array, pa.ChunkedArray) or len(array) == 0:  # it has no chunk
+    if len(array) == 0:
         return np.empty((0, width), np.uint8)
     first = np.frombuffer(array.buffers()[1], np.int32)[array.offset]
     data = np.frombuffer(array.buffers()[2], np.uint8)
@@ -69,13 +62,11 @@ def _values(array: pa.Array, width: int) -> NDArray[np.uint8]:
 
 
 def _column(values: pa.Array, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> pa.Array:
-    if isinstance(values, pa.ChunkedArray):  # it has no chunk
-        values = pa.concat_arrays([pa.array([], pa.binary()), *values.chunks])
     if not pa.types.is_binary(values.type):
         raise ValueError(f"column {name!r} is {values.type}, expected binary arrays")
     if values.null_count:
         raise ValueError(f"column {name!r} has {values.null_count} missing values")
-    if _is_encoded(values, shape, dtype):
+    if is_encoded(values, shape, dtype):
         return values
     buffer = ColumnBuffer(shape, dtype, len(values))
     for row, value in enumerate(values):
@@ -91,12 +82,12 @@ def _column(values: pa.Array, name: str, shape: tuple[int, ...], dtype: np.dtype
     return buffer.arrow(len(values))
 
 
-def _is_encoded(values: pa.Array, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bool:
+def is_encoded(values: pa.BinaryArray, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bool:
     """Return whether every value is what `ColumnBuffer` would write, so that it needs no conversion."""
     if len(values) == 0:
         return True
-    header = np.frombuffer(value_prefix(shape, dtype)[_LENGTH_BYTES:], np.uint8)
-    width = value_bytes(shape, dtype) - _LENGTH_BYTES
+    header = np.frombuffer(value_prefix(shape, dtype)[LENGTH_BYTES:], np.uint8)
+    width = value_bytes(shape, dtype) - LENGTH_BYTES
     offsets: NDArray[np.int32] = np.frombuffer(values.buffers()[1], np.int32)[
         values.offset : values.offset + len(values) + 1
     ]

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -51,9 +51,9 @@ def files_of_finished(folder: Location, manifest: Manifest) -> list[str]:
     Raises:
         ValueError: The folder holds another file; the message names it.
     """
-    shards = {shard.file for split in manifest.splits.values() for shard in split.shards}
-    petastorm = {f"{split}/{PETASTORM_FILE}" for split in manifest.splits}
-    return _own_files(folder, lambda name: name in shards or name in petastorm or _is_of_any(name))
+    ours = {f"{split}/{PETASTORM_FILE}" for split in manifest.splits}
+    ours |= {shard.file for split in manifest.splits.values() for shard in split.shards}
+    return _own_files(folder, lambda name: name in ours or _is_of_any(name))
 
 
 def files_of_unfinished(folder: Location, splits: Collection[str]) -> list[str]:
@@ -77,27 +77,27 @@ def _is_of_any(name: str) -> bool:
 
 def _own_files(folder: Location, is_ours: Callable[[str], bool]) -> list[str]:
     names = sorted(folder.files())
-    advice = (
-        "not part of the dataset: move what is yours elsewhere, or choose another dataset.path; nothing was removed"
+    refuse_foreign(
+        str(folder),
+        names,
+        is_ours,
+        "not part of the dataset: move what is yours elsewhere, or choose another dataset.path; nothing was removed",
     )
-    refuse_foreign(str(folder), names, is_ours, advice)
     return names
 
 
-def remove_files(folder: Location, names: Iterable[str], *, last: Collection[str] = ()) -> None:
+def remove_files(folder: Location, names: Collection[str], *, last: str = "") -> None:
     """Remove files by name, and the local folders that become empty.
 
     Args:
         folder: Folder of the files.
         names: Paths relative to the folder; missing files are skipped.
-        last: Names to remove last, because these files prove to whom the others belong.
+        last: Name to remove last, because this file proves to whom the others belong.
     """
-    names = list(names)
     with ThreadPoolExecutor(1 if folder.is_local else _REMOVED_AT_ONCE) as pool:
-        list(pool.map(folder.remove, [name for name in names if name not in last]))
-    for name in names:
-        if name in last:
-            folder.remove(name)
+        list(pool.map(folder.remove, [name for name in names if name != last]))
+    if last in names:
+        folder.remove(last)
     if folder.is_local:
         for parent in {PurePosixPath(name).parent for name in names} - {PurePosixPath(".")}:
             remove_if_empty(folder.path / parent)

@@ -28,7 +28,8 @@ PARQUET_OPTIONS: dict[str, Any] = {
 }
 """Options of `pyarrow.parquet.ParquetWriter` that make every column chunk one plain page."""
 
-_LENGTH_BYTES = 4
+LENGTH_BYTES = 4
+"""Bytes of the length before each value in a Parquet file; Arrow's own values have none."""
 _CHECKSUM_BYTES = 4
 _MAXIMUM_PAGE_HEADER_BYTES = 1024
 
@@ -90,7 +91,7 @@ def value_prefix(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bytes:
     """Return the bytes with which every value of a column starts: its length, and the header of its array."""
     header = array_header(shape, dtype)
     width = len(header) + int(np.prod(shape)) * dtype.itemsize
-    return width.to_bytes(_LENGTH_BYTES, "little") + header
+    return width.to_bytes(LENGTH_BYTES, "little") + header
 
 
 def value_bytes(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> int:

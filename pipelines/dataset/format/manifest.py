@@ -95,9 +95,9 @@ class Manifest(_Part):
     @model_validator(mode="after")
     def _shards_are_listed_once(self) -> "Manifest":
         counts = Counter(shard.file for split in self.splits.values() for shard in split.shards)
-        file, count = counts.most_common(1)[0] if counts else ("", 0)
-        if count > 1:
-            raise ValueError(f"shard {file!r} is listed {count} times")
+        for file, count in counts.most_common(1):
+            if count > 1:
+                raise ValueError(f"shard {file!r} is listed {count} times")
         return self
 
     def _repr_html_(self) -> str:
@@ -124,9 +124,8 @@ class Manifest(_Part):
 
 
 def _digest(values: Mapping[str, Any]) -> str:
-    """Compute SHA-256 over canonical JSON: sorted keys, no spaces, ASCII, without the digest itself."""
-    content = {key: value for key, value in values.items() if key != _DIGEST_KEY}
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    """Compute SHA-256 over canonical JSON of values without the digest itself: sorted keys, no spaces, ASCII."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def manifest_json(manifest: Manifest) -> str:
@@ -171,17 +170,13 @@ def read_manifest(dataset: Location | Path | str) -> Manifest:
             f"{path} has format version {version}, this program reads {FORMAT_VERSION}: remove the dataset and run "
             "`groundswell prepare` again"
         )
-    _check_digest(path, values)
-    try:
-        return Manifest.model_validate_json(json.dumps(values))
-    except ValidationError as error:
-        raise ValueError(f"{path} is damaged: {' '.join(str(error).split())[:300]}") from None
-
-
-def _check_digest(path: str, values: dict[str, Any]) -> None:
     stated, found = values.pop(_DIGEST_KEY, None), _digest(values)
     if stated != found:
         raise ValueError(
             f"{path} was changed after it was written: it states the digest {stated}, its content has {found}; restore "
             "the file, or remove the dataset and run `groundswell prepare` again"
         )
+    try:
+        return Manifest.model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        raise ValueError(f"{path} is damaged: {' '.join(str(error).split())[:300]}") from None

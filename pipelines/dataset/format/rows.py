@@ -28,10 +28,14 @@ def fixed_fields(
 
 def arrow_schema(groups: Sequence[ImageGroup], class_count: int) -> pa.Schema:
     """Build a shard's columns: the id, one required binary column per array, the row's checksum, its metadata."""
-    fields = [pa.field(ID_FIELD, pa.string(), nullable=False)]
-    fields += [pa.field(name, pa.binary(), nullable=False) for name in fixed_fields(groups, class_count)]
-    fields.append(pa.field(CHECKSUM_FIELD, pa.uint32(), nullable=False))
-    return pa.schema([*fields, *METADATA_SCHEMA])
+    return pa.schema(
+        [
+            pa.field(ID_FIELD, pa.string(), nullable=False),
+            *(pa.field(name, pa.binary(), nullable=False) for name in fixed_fields(groups, class_count)),
+            pa.field(CHECKSUM_FIELD, pa.uint32(), nullable=False),
+            *METADATA_SCHEMA,
+        ]
+    )
 
 
 def row_checksum(values: Iterable[memoryview]) -> int:
@@ -72,8 +76,7 @@ class ColumnBuffer:
 
     def row(self, row: int) -> NDArray[Any]:
         """Return the value of `row`, which the caller fills in place."""
-        value: NDArray[Any] = self._values[row].view(self._dtype).reshape(self._shape)
-        return value
+        return self._values[row, :].view(self._dtype).reshape(self._shape)
 
     def values(self, rows: int) -> NDArray[np.generic]:
         """Return the first `rows` values as `(rows, *shape)`, without a copy."""

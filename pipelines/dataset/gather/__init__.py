@@ -24,8 +24,7 @@ Integers = NDArray[np.int64]
 
 def address(array: NDArray[np.generic]) -> int:
     """Return the address of an array's first byte, valid while the array exists."""
-    found: int = array.__array_interface__["data"][0]
-    return found
+    return int(array.__array_interface__["data"][0])
 
 
 class Gather:
@@ -57,10 +56,8 @@ class Gather:
             Whether all rows are correct; if not, the memory may hold anything.
         """
         tables = [np.ascontiguousarray(each, np.int64) for each in (groups, group_of, positions, values)]
-        rows, columns = len(group_of), len(self._columns)
         given = [address(each) for each in (*tables[:3], self._table, tables[3])]
-        well: int = self._read(rows, columns, *given, always, LEAST_MAPPED_BYTES)
-        return bool(well)
+        return bool(self._read(len(group_of), len(self._columns), *given, always, LEAST_MAPPED_BYTES))
 
 
 def make_gather(columns: Sequence[tuple[int, NDArray[np.uint8]]]) -> Gather | None:

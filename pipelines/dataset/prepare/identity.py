@@ -4,9 +4,11 @@ Two calls with the same identity write the same dataset. The index is stored in 
 """
 
 import hashlib
+import io
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -77,13 +79,6 @@ class IndexChanges:
     removed: list[str]
     changed: list[str]
     """Samples with another split, or other labels, files or metadata."""
-    moved: list[str]
-    """Changed samples that are in another split."""
-
-    def of(self, settled: Collection[str]) -> "IndexChanges":
-        """Ignore other labels, files and metadata of the samples that are in no finished shard."""
-        moved = set(self.moved)
-        return replace(self, changed=[name for name in self.changed if name in settled or name in moved])
 
     def __bool__(self) -> bool:
         """Return whether the indexes differ."""
@@ -106,27 +101,23 @@ def index_digest(samples: pa.Table) -> str:
     # `take` gives the same bytes in every version.
     samples = samples.take(pa.array(np.arange(len(samples))))
     sink = _DigestSink()
-    with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), samples.schema) as writer:
+    with pa.ipc.new_stream(pa.PythonFile(sink), samples.schema) as writer:
         writer.write_table(samples.combine_chunks(), max_chunksize=1 << 16)
     return sink.digest.hexdigest()
 
 
-class _DigestSink:
+class _DigestSink(io.RawIOBase):
     """A writable file that only computes the digest of its content."""
 
     def __init__(self) -> None:
         self.digest = hashlib.sha256()
-        self.closed = False
 
-    def write(self, data: bytes) -> int:
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
         self.digest.update(data)
         return len(data)
-
-    def flush(self) -> None:
-        """Do nothing: no data waits to be written."""
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def write_index(samples: pa.Table, dataset: Location) -> None:
@@ -144,20 +135,26 @@ def read_index(dataset: Location) -> pa.Table | None:
         return None
 
 
-def compare(before: pa.Table, now: pa.Table) -> IndexChanges:
-    """Find the samples that are in only one index, and those that differ."""
+def compare(before: pa.Table, now: pa.Table, settled: Collection[str]) -> IndexChanges:
+    """Find the samples that are in only one index, and those that differ.
+
+    Args:
+        before: The earlier index.
+        now: The current index.
+        settled: Ids of the samples in finished shards. For others only another split counts as a difference.
+    """
     places = pc.index_in(before["id"].combine_chunks(), now["id"].combine_chunks())
     removed = before["id"].filter(pc.is_null(places)).to_pylist()
     added = now["id"].filter(pc.invert(pc.is_in(now["id"], before["id"].combine_chunks()))).to_pylist()
     both = before.filter(pc.is_valid(places)), now.take(places.drop_null())
-    moved = both[0]["id"].filter(pc.not_equal(both[0]["split"], both[1]["split"])).to_pylist()
     changed: list[str] = []
     for start in range(0, len(both[0]), _COMPARED_AT_ONCE):
         old, new = (table.slice(start, _COMPARED_AT_ONCE) for table in both)
         if not old.equals(new):
-            rows = zip(old.to_pylist(), new.to_pylist(), strict=True)
-            changed += [row["id"] for row, other in rows if row != other]
-    return IndexChanges(added, removed, changed, moved)
+            for row, other in zip(old.to_pylist(), new.to_pylist(), strict=True):
+                if row["split"] != other["split"] or (row != other and row["id"] in settled):
+                    changed.append(row["id"])
+    return IndexChanges(added, removed, changed)
 
 
 def with_known_samples(before: pa.Table, index: ArchiveIndex) -> ArchiveIndex:

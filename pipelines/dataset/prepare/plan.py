@@ -57,15 +57,16 @@ def plan_shards(
         plans[split] = []
         for shard, part in enumerate(equal_parts(shuffled, shard_count)):
             stream = stream_of(part)
-            plan = ShardPlan(
-                file=f"{split}/part-{shard:05d}.parquet",
-                samples=stream,
-                rows=len(part),
-                rows_per_group=rows_per_group,
-                digest=hashlib.sha256(layout + stream).hexdigest(),
-                unusable=unusable_of(part, unusable),
+            plans[split].append(
+                ShardPlan(
+                    file=f"{split}/part-{shard:05d}.parquet",
+                    samples=stream,
+                    rows=len(part),
+                    rows_per_group=rows_per_group,
+                    digest=hashlib.sha256(layout + stream).hexdigest(),
+                    unusable=unusable_of(part, unusable),
+                )
             )
-            plans[split].append(plan)
     return plans
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines.archives.archive import Archive, ArchiveDescription, BadRecordError, Georeference, read_into
-from pipelines.dataset.format.columns import LABEL_FIELD, label_vector, metadata_columns, plain_values
+from pipelines.dataset.format.columns import LABEL_FIELD, metadata_columns, plain_values
 from pipelines.dataset.format.layout import PARQUET_OPTIONS
 from pipelines.dataset.format.manifest import Shard
 from pipelines.dataset.format.rows import ColumnBuffer, arrow_schema, fixed_fields, row_checksum
@@ -105,8 +105,7 @@ def write_shard(plan: ShardPlan, archive: Archive, dataset: Location | Path | st
             while samples:
                 batch, samples = samples[: rows.room(window)], samples[rows.room(window) :]
                 rows.add(batch, read)
-        rows.check_lost(plan.required)  # before the file gets its name
-        written = rows.written(path.stat().st_size)
+        written = rows.written(path.stat().st_size)  # this finds lost rows before the file gets its name
         # The marker also comes first; the size makes it valid only once the file exists. Otherwise, after a kill in
         # between, nobody would know the content of a file that replaced another one.
         write_note(written, folder)
@@ -153,8 +152,7 @@ class _RowGroups:
     def __init__(self, plan: ShardPlan, index: pa.Table, description: ArchiveDescription, path: Path) -> None:
         self._index, self._class_names = index, description.class_names
         class_count = len(description.class_names)
-        self._plan_digest = plan.digest
-        self._file, self._capacity = plan.file, min(plan.rows_per_group, plan.rows)
+        self._plan, self._capacity = plan, min(plan.rows_per_group, plan.rows)
         self._fields = fixed_fields(description.groups, class_count)
         self._columns = {name: ColumnBuffer(*field, self._capacity) for name, field in self._fields.items()}
         self._checksums = np.zeros(self._capacity, np.uint32)
@@ -197,9 +195,10 @@ class _RowGroups:
             if row is not image:
                 for name, pixels in image.items():
                     row[name][...] = pixels
-            labels = label_vector(sample["labels"], len(self._class_counts))
+            labels = self._columns[LABEL_FIELD].row(len(self._ids))
+            labels[:] = 0
+            labels[sample["labels"]] = 1
             self._class_counts += labels
-            self._columns[LABEL_FIELD].row(len(self._ids))[:] = labels
             # The pixels are still in the processor's cache here.
             self._checksums[len(self._ids)] = row_checksum([labels.data, *(pixels.data for pixels in row.values())])
             self._ids.append(sample["id"])
@@ -224,19 +223,16 @@ class _RowGroups:
         self._index_rows.clear()
         self._georeferences.clear()
 
-    def check_lost(self, required: frozenset[str]) -> None:
-        """Make sure that all of these samples could be read.
+    def written(self, size: int) -> WrittenShard:
+        """Return the result of writing, for a file with this number of bytes.
 
         Raises:
-            LostRowsError: Some of them are bad.
+            LostRowsError: Some of the samples that the plan requires are bad.
         """
-        lost = [row for row in self._rejected if row["id"] in required]
+        lost = [row for row in self._rejected if row["id"] in self._plan.required]
         if lost:
             raise LostRowsError(lost)
-
-    def written(self, size: int) -> WrittenShard:
-        """Return the result of writing, for a file with this number of bytes."""
         shard = Shard(
-            file=self._file, row_groups=tuple(self._row_groups), size=size, content_digest=self._digest.hexdigest()
+            file=self._plan.file, row_groups=tuple(self._row_groups), size=size, content_digest=self._digest.hexdigest()
         )
-        return WrittenShard(shard, self._plan_digest, self._class_counts.tolist(), self._sums, self._rejected)
+        return WrittenShard(shard, self._plan.digest, self._class_counts.tolist(), self._sums, self._rejected)

@@ -116,9 +116,15 @@ def check_shards(spark: SparkSession, dataset: Location, shards: list[Shard], fi
     Raises:
         RuntimeError: Spark gave up, or its JVM died; the message says why.
     """
-    files = [shard.file for shard in shards]
-    check = partial(_check, dataset, fields)
-    return run_tasks(spark, shards, check, job="prepare", folder=dataset, files=files, less_memory=_LESS_MEMORY)
+    return run_tasks(
+        spark,
+        shards,
+        partial(_check, dataset, fields),
+        job="prepare",
+        folder=dataset,
+        files=[shard.file for shard in shards],
+        less_memory=_LESS_MEMORY,
+    )
 
 
 def _check(dataset: Location, fields: Fields, shard: Shard) -> ShardCheck:

@@ -87,8 +87,7 @@ def discard(staging: Location, mark: StagingMark) -> None:
     Raises:
         ValueError: The folder holds a file that is not ours; nothing is removed.
     """
-    names = [name for name in files_of_unfinished(staging, mark.splits) if not is_lease(name)]
-    _remove_in_place(staging, mark, names)
+    _remove_in_place(staging, mark, files_of_unfinished(staging, mark.splits))
     remove_files(staging, [MARK_FILE])
     remove_empty(staging)
 
@@ -99,13 +98,12 @@ def remove_finished(dataset: Location, manifest: Manifest, identity: Identity, s
     Raises:
         ValueError: The folder holds a file that is not ours; nothing is removed.
     """
-    names = [name for name in files_of_finished(dataset, manifest) if not is_lease(name)]
-    _remove_in_place(dataset, StagingMark(identity, splits), names)
+    _remove_in_place(dataset, StagingMark(identity, splits), files_of_finished(dataset, manifest))
 
 
 def _remove_in_place(folder: Location, mark: StagingMark, names: Collection[str]) -> None:
-    names = [name for name in dict.fromkeys(names) if name != MARK_FILE]
-    write_mark(folder, replace(mark, removing=names))
+    removing = [name for name in names if name != MARK_FILE and not is_lease(name)]
+    write_mark(folder, replace(mark, removing=removing))
     resume_removing(folder)
 
 
@@ -167,8 +165,7 @@ def finish(
     mark = read_mark(staging)
     assert mark is not None, staging
     ours = files_of_unfinished(staging, mark.splits)
-    stale = [name for name in ours if name not in files and not name.startswith(f"{PROGRESS_FOLDER}/")]
-    remove_files(staging, [name for name in stale if name != FILE_NAME])
+    remove_files(staging, [name for name in ours if name not in files and not name.startswith(f"{PROGRESS_FOLDER}/")])
     still_held()
     write_manifest(manifest, staging)
     if staging != dataset:
@@ -196,8 +193,7 @@ def swap_folders(first: Path, second: Path, aside: Path) -> None:
     """
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is not None:  # else another C library
-        paths = os.fsencode(first), os.fsencode(second)
-        if rename(_AT_CURRENT_FOLDER, paths[0], _AT_CURRENT_FOLDER, paths[1], _RENAME_EXCHANGE) == 0:
+        if rename(_AT_CURRENT_FOLDER, bytes(first), _AT_CURRENT_FOLDER, bytes(second), _RENAME_EXCHANGE) == 0:
             return
         number = ctypes.get_errno()
         if number not in _UNSUPPORTED:
@@ -223,10 +219,10 @@ def clean_up(dataset: Location) -> None:
     if dataset.is_local and mark.replaced is not None:
         for old in (staging_of(dataset), _aside(dataset)):
             if old.exists(FILE_NAME) and _digest(old) == mark.replaced:
-                remove_files(old, files_of_finished(old, read_manifest(old)), last=[FILE_NAME])
+                remove_files(old, files_of_finished(old, read_manifest(old)), last=FILE_NAME)
             remove_empty(old)
     remove_files(
-        dataset, [name for name in markers_in(dataset) if is_progress(name) and not is_lease(name)], last=[MARK_FILE]
+        dataset, [name for name in markers_in(dataset) if is_progress(name) and not is_lease(name)], last=MARK_FILE
     )
 
 

@@ -160,7 +160,7 @@ def reconcile(
     earlier = plan(ArchiveIndex(before, REJECTED_SCHEMA.empty_table()))
     notes_are_lost = is_finished and not existing.notes  # so any sample may be in a shard
     settled = set(before["id"].to_pylist()) if notes_are_lost else _settled(existing, earlier)
-    changes = compare(before, index.samples).of(settled)
+    changes = compare(before, index.samples, settled)
     if settled and changes:
         raise ValueError(f"the archive changed since {existing.folder} was written ({changes}): {existing.advice}")
     return index, earlier

@@ -158,13 +158,13 @@ def _check_rows(parquet: pq.ParquetFile, shard: Shard, fields: Fields) -> ShardC
     for number in range(len(rows)):
         source = parquet.read_row_group(number)
         table = encoded(source, fields)
-        other = [name for name in fields if not is_encoded(source, name, fields)]
+        other = [name for name in fields if not is_encoded(source[name].combine_chunks(), *fields[name])]
         if other:
             return ShardCheck(shard.file, f"has values of column {other[0]!r} with another header than was written")
         differs = stored_checksums(source) != computed_checksums(table, fields)
         wrong += (len(ids) + np.flatnonzero(differs)).tolist()
         digest.update(plain_values(source, fields))
-        counts += array_bytes(table, LABEL_FIELD, fields).sum(axis=0, dtype=np.int64)
+        counts += array_bytes(table[LABEL_FIELD].combine_chunks(), *fields[LABEL_FIELD]).sum(axis=0, dtype=np.int64)
         ids += source[ID_FIELD].to_pylist()
     damage = None
     if wrong:

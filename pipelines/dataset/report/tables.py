@@ -12,13 +12,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines.dataset.format.columns import LABEL_FIELD
+from pipelines.dataset.format.encoding import array_bytes, is_encoded
 from pipelines.dataset.format.manifest import Manifest, Shard, Split
-from pipelines.dataset.format.rows import array_header
 from pipelines.dataset.report.published_statistics import PUBLISHED
-from pipelines.sample import TRAINING_SPLIT
+from pipelines.sample import SPLITS, TRAINING_SPLIT
 from pipelines.storage.folder import Location
 
-_SPLIT_ORDER = (TRAINING_SPLIT, "validation", "test")
 _CLASSES = 60
 _REASONS = 20
 _REJECTED = 100
@@ -124,19 +123,20 @@ def band_rows(manifest: Manifest) -> list[dict[str, Any]]:
 
 def reason_counts(rejected: pa.Table) -> list[dict[str, Any]]:
     """Count rejected records by reason, the most frequent first."""
-    counts = pc.value_counts(rejected["reason"]).to_pylist()
-    ordered = sorted(counts, key=lambda row: (-row["counts"], row["values"]))
+    ordered = sorted(pc.value_counts(rejected["reason"]).to_pylist(), key=lambda row: (-row["counts"], row["values"]))
     return [{"text": shorten(row["values"], _LONG_TEXT), "count": row["counts"]} for row in ordered[:_REASONS]]
 
 
 def first_rejected(rejected: pa.Table) -> list[dict[str, str]]:
     """Return the first rejected records."""
-    rows = rejected.slice(0, _REJECTED).to_pylist()
-    return [{name: shorten(text, _LONG_TEXT) for name, text in row.items()} for row in rows]
+    return [
+        {name: shorten(text, _LONG_TEXT) for name, text in row.items()}
+        for row in rejected.slice(0, _REJECTED).to_pylist()
+    ]
 
 
 def _split_names(manifest: Manifest) -> list[str]:
-    known = [name for name in _SPLIT_ORDER if name in manifest.splits]
+    known = [name for name in SPLITS if name in manifest.splits]
     return known + sorted(set(manifest.splits) - set(known))
 
 
@@ -190,17 +190,10 @@ def decode_labels(column: pa.BinaryArray, class_count: int) -> NDArray[np.uint8]
     Raises:
         ValueError: A value is not a `uint8` vector of `class_count` values.
     """
-    header = np.frombuffer(array_header((class_count,), np.dtype(np.uint8)), np.uint8)
-    if not len(column):
-        return np.empty((0, class_count), np.uint8)
-    _, offsets_buffer, values_buffer = column.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int32)[column.offset : column.offset + len(column) + 1]
-    width = len(header) + class_count
-    if (np.diff(offsets) == width).all():
-        rows = np.frombuffer(values_buffer, np.uint8)[offsets[0] : offsets[-1]].reshape(-1, width)
-        if (rows[:, : len(header)] == header).all():
-            return rows[:, len(header) :]
-    raise ValueError(f"column {LABEL_FIELD!r} does not hold uint8 vectors of {class_count} values")
+    field = (class_count,), np.dtype(np.uint8)
+    if not is_encoded(column, *field):
+        raise ValueError(f"column {LABEL_FIELD!r} does not hold uint8 vectors of {class_count} values")
+    return array_bytes(column, *field)
 
 
 def metadata_tables(dataset: Location, manifest: Manifest, splits: list[str]) -> list[dict[str, Any]]:

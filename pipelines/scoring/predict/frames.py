@@ -140,7 +140,7 @@ def fixed_batches(
         source = pa.Table.from_batches([batch])
         table = encoded(source, fields)
         pixels = {
-            name: array_bytes(table, name, fields).view(dtype).reshape(len(source), *shape)
+            name: array_bytes(table[name].combine_chunks(), shape, dtype).view(dtype).reshape(len(source), *shape)
             for name, (shape, dtype) in fields.items()
         }
         start = 0
@@ -235,8 +235,9 @@ def flattened(batch: pa.RecordBatch, fields: Fields, keep: Sequence[str]) -> pa.
     """Convert the image columns of a batch to lists of numbers; see `flat_columns`."""
     source = pa.Table.from_batches([batch])
     table, result = encoded(source, fields), source.select(list(keep))
-    for name, (_, dtype) in fields.items():
-        numbers = array_bytes(table, name, fields).view(dtype).astype(np.float32 if dtype.kind == "f" else np.int32)
+    for name, (shape, dtype) in fields.items():
+        kind = np.float32 if dtype.kind == "f" else np.int32
+        numbers = array_bytes(table[name].combine_chunks(), shape, dtype).view(dtype).astype(kind)
         result = result.append_column(name, as_lists(numbers, pa.list_(pa.from_numpy_dtype(numbers.dtype))))
     return result
 
