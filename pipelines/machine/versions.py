@@ -12,7 +12,6 @@ OWN = "groundswell"
 NOT_INSTALLED = "none"
 _OWN_PACKAGES = ("conf", "models", "pipelines")
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "horovod")
-_DIGITS = 12
 
 
 def versions() -> dict[str, str]:
@@ -45,7 +44,7 @@ def digest_of(folders: Iterable[Traversable]) -> str:
         for path, file in _python_files(folder, folder.name):
             content = file.read_bytes()
             found.update(f"{path}\0{len(content)}\0".encode() + content)
-    return found.hexdigest()[:_DIGITS]
+    return found.hexdigest()[:12]
 
 
 def _python_files(folder: Traversable, path: str) -> Iterator[tuple[str, Traversable]]:
@@ -81,16 +80,12 @@ def check_code(drivers: str, executors: str, host: str) -> None:
         RuntimeError: The codes differ.
     """
     # Code that spark-submit sent in a zip file is the same, although no package is installed.
-    if _code_of(drivers) != _code_of(executors):
+    if drivers.partition(" (code ")[2] != executors.partition(" (code ")[2]:
         raise RuntimeError(
             f"the driver runs {OWN} {drivers}, and the executor on {host} would run {executors}: install one version "
             "for the driver and all executors; if files have changed since the driver imported them, start the driver "
             "again (a notebook: its Python)"
         )
-
-
-def _code_of(own: str) -> str:
-    return own.partition(" (code ")[2]
 
 
 def check_this_executor(drivers: str) -> None:

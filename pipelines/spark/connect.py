@@ -41,8 +41,7 @@ def is_connect(spark: object) -> bool:
 def send(spark: SparkSession, content: bytes) -> SentFile:
     """Send bytes once to every executor that asks for them."""
     if not is_connect(spark):
-        broadcast: SentFile = spark.sparkContext.broadcast(content)
-        return broadcast
+        return spark.sparkContext.broadcast(content)
     name = f"groundswell-{hashlib.sha256(content).hexdigest()}"
     with tempfile.TemporaryDirectory(prefix="groundswell-") as folder:
         path = Path(folder, name)

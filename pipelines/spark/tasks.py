@@ -4,7 +4,7 @@ import errno
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 
@@ -22,7 +22,6 @@ _SECONDS_TO_CANCEL = 20.0
 _SECONDS_BETWEEN_LOOKS = 1.0
 OWN_VERSION = imported_version()
 """Code version that the driver has imported; executors must run the same code."""
-_WORKER_DIED = "Python worker exited unexpectedly"
 
 
 class LostWorkerError(RuntimeError):
@@ -120,17 +119,23 @@ def run_until_done(
     done: dict[str, Value] = {}
     for attempt in range(1, ATTEMPTS + 1):
         files = [file for file in items if file not in done]
-        waiting = [items[file] for file in files]
         try:
-            values = run_tasks(spark, waiting, function, job=job, folder=folder, files=files, less_memory=less_memory)
+            values = run_tasks(
+                spark,
+                [items[file] for file in files],
+                function,
+                job=job,
+                folder=folder,
+                files=files,
+                less_memory=less_memory,
+            )
+            done |= dict(zip(files, values, strict=True))
+            break
         except LostWorkerError as error:
             if attempt == ATTEMPTS or not is_local_mode(spark):
                 raise
             say(f"{error}; what is not finished is tried again, attempt {attempt + 1} of {ATTEMPTS}")
             done |= finished(files)
-        else:
-            done |= dict(zip(files, values, strict=True))
-            break
     return done
 
 
@@ -177,12 +182,9 @@ def _call_each(
         spark.addTag(group)
         return call_each(spark, items, checked)
 
-    def task(part: Iterable[Item]) -> Iterator[Value]:
-        return map(checked, part)
-
     context = spark.sparkContext
     context.setJobGroup(group, description, interruptOnCancel=True)
-    return context.parallelize(items, len(items)).mapPartitions(task).collect()
+    return context.parallelize(items, len(items)).map(checked).collect()
 
 
 def _explained(
@@ -200,7 +202,7 @@ def _explained(
         reason = str(java.getMessage() if java is not None else error)
     except (Py4JError, OSError):  # the JVM died just now
         return RuntimeError(f"Spark's JVM has died{_exit_of_jvm(spark)}; {remedy}")
-    if _WORKER_DIED in reason:
+    if "Python worker exited unexpectedly" in reason:
         return LostWorkerError(f"{_lost_worker(reason, files, less_memory)}; {remedy}")
     # The last line of the Python traceback says what happened: no space left, a lost executor.
     lines = [line for line in reason.split("\n\n")[0].splitlines() if line.strip()]

@@ -30,10 +30,10 @@ SECONDS_FOR_AN_ANSWER = 20.0
 """Seconds without an answer after which a storage counts as unreachable, when its existence is checked."""
 _CHUNK = 1 << 22
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-_HINTS = {
-    "hdfs": "reading hdfs:// needs Hadoop's libhdfs: set JAVA_HOME, HADOOP_HOME and CLASSPATH "
+_HADOOP = (
+    "reading hdfs:// needs Hadoop's libhdfs: set JAVA_HOME, HADOOP_HOME and CLASSPATH "
     "(to what `hadoop classpath --glob` prints)"
-}
+)
 
 
 class StorageError(RuntimeError):
@@ -93,15 +93,13 @@ class Location:
             with suppress(PermissionError):  # a user of the folder may lack permission to see the bucket
                 if self._is_object_store() and not self._filesystem.exists(bucket):
                     return StorageError(f"{self}: there is no {bucket}; make it, or correct the URL")
-        except StorageError as error:
-            return error
         except Exception as error:
-            return self._unusable(error)
+            return error if isinstance(error, StorageError) else self._unusable(error)
         return None
 
     def _unusable(self, error: Exception) -> StorageError:
         text = " ".join(str(error).split())[:300]
-        hint = _HINTS.get(self._scheme, "check endpoint, credentials and permissions")
+        hint = _HADOOP if self.url.startswith("hdfs://") else "check endpoint, credentials and permissions"
         return StorageError(f"{self}: {type(error).__name__}: {text}; {hint}")
 
     @contextmanager
@@ -120,10 +118,6 @@ class Location:
     def is_local(self) -> bool:
         """Whether files are opened and renamed as local files."""
         return not is_url(self.url)
-
-    @property
-    def _scheme(self) -> str:
-        return "" if self.is_local else self.url.partition("://")[0]
 
     @property
     def path(self) -> Path:
@@ -190,8 +184,7 @@ class Location:
             FileNotFoundError: The file does not exist.
         """
         with self._remote_errors():
-            data: bytes = self._filesystem.cat_file(self._full(name))
-        return data
+            return bytes(self._filesystem.cat_file(self._full(name)))
 
     def read_start(self, name: str, limit: int) -> bytes:
         """Read at most the first `limit` bytes of one file, with one request.
@@ -201,12 +194,11 @@ class Location:
         """
         with self._remote_errors():
             try:
-                data: bytes = self._filesystem.cat_file(self._full(name), start=0, end=limit)
+                return bytes(self._filesystem.cat_file(self._full(name), start=0, end=limit))
             except OSError:
                 if self.size(name) != 0:  # an empty object has no valid range
                     raise
                 return b""
-        return data
 
     def open(self, name: str = "") -> Any:
         """Open one file for reading at any position; the result is a context manager."""
@@ -386,7 +378,7 @@ class Location:
             self._filesystem.mv(temporary, target)
 
     def _is_object_store(self) -> bool:
-        return self._scheme in _OBJECT_STORES
+        return self.url.partition("://")[0] in _OBJECT_STORES
 
     def _forget(self) -> None:
         """Clear the listings that fsspec caches, because other processes write here too."""

@@ -24,7 +24,6 @@ PROGRESS_FOLDER = "_progress"
 LEASE_PREFIX = "lease-"
 REFRESH_SECONDS = 10.0
 DEAD_SECONDS = 60.0
-_REPLACES = "replaces"
 _log = logging.getLogger(__name__)
 
 
@@ -42,11 +41,10 @@ def lease(folder: Location, inside: str) -> Iterator[str]:
     owner = {"host": socket.gethostname(), "pid": os.getpid(), "machine": _machine()}
     folder.write(name, json.dumps(owner).encode())
     kept = threading.Event()
-    thread = None
     try:
         # First list the dead leases in ours, then delete them: an owner that only looked dead may rewrite its lease.
         dead_ones = _dead_ones(folder, inside, name)
-        content = json.dumps(owner | {_REPLACES: dead_ones}).encode()
+        content = json.dumps(owner | {"replaces": dead_ones}).encode()
         folder.write(name, content)
         for dead in dead_ones:
             folder.remove(f"{inside}/{dead}")
@@ -54,11 +52,12 @@ def lease(folder: Location, inside: str) -> Iterator[str]:
             target=_keep, args=(folder, name, content, kept), name="groundswell-lease", daemon=True
         )
         thread.start()
-        yield name
-    finally:
-        kept.set()
-        if thread is not None:
+        try:
+            yield name
+        finally:
+            kept.set()
             thread.join()
+    finally:
         try:
             folder.remove(name)
         except (OSError, RuntimeError) as error:  # an earlier error must not be hidden by this one
@@ -82,7 +81,7 @@ def _valid(folder: Location, inside: str) -> dict[str, dict[str, Any]]:
     """Return the owners by lease, without replaced leases."""
     names = [name for name in folder.names(inside) if name.startswith(LEASE_PREFIX)]
     leases = {name: _owner(folder, f"{inside}/{name}") for name in names}
-    replaced = {name for owner in leases.values() for name in owner.get(_REPLACES, [])}
+    replaced = {name for owner in leases.values() for name in owner.get("replaces", [])}
     return {name: owner for name, owner in leases.items() if name not in replaced}
 
 
@@ -101,13 +100,12 @@ def _dead_ones(folder: Location, inside: str, own: str) -> list[str]:
         owner = _owner(folder, path)
         # Only on this machine its process can be looked up.
         has_ended = owner.get("machine") == _machine() and not is_process(owner.get("pid"))
-        if age > DEAD_SECONDS or has_ended:
-            dead.append(other)
-            continue
-        raise RuntimeError(
-            f"another job is writing {folder} (process {owner.get('pid')} on {owner.get('host')}, seen {age:.0f} s "
-            f"ago): wait for it, or stop it; a job that was killed counts as stopped after {DEAD_SECONDS:.0f} s"
-        )
+        if age <= DEAD_SECONDS and not has_ended:
+            raise RuntimeError(
+                f"another job is writing {folder} (process {owner.get('pid')} on {owner.get('host')}, seen {age:.0f} s "
+                f"ago): wait for it, or stop it; a job that was killed counts as stopped after {DEAD_SECONDS:.0f} s"
+            )
+        dead.append(other)
     return dead
 
 

@@ -33,8 +33,12 @@ def hold(dataset: Location) -> Iterator[Callable[[], None]]:
         return
     dataset = followed(dataset)
     path = dataset.path.with_name(f".{dataset.name}.incomplete.lock")
-    with _parents(path):
+    absent = [parent for parent in path.parents if not parent.exists()]
+    try:
         yield from _hold_local(path, dataset)
+    finally:
+        for parent in absent:
+            remove_if_empty(parent)
 
 
 def _hold_local(path: Path, dataset: Location) -> Iterator[Callable[[], None]]:
@@ -54,17 +58,6 @@ def _hold_local(path: Path, dataset: Location) -> Iterator[Callable[[], None]]:
         finally:
             # Removed while locked: a process that waits for the lock sees that the file is deleted and makes a new one.
             path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _parents(path: Path) -> Iterator[None]:
-    """Make the parent folders of a file; folders that stay empty are removed again."""
-    absent = [parent for parent in path.parents if not parent.exists()]
-    try:
-        yield
-    finally:
-        for parent in absent:
-            remove_if_empty(parent)
 
 
 def _take(path: Path, dataset: Location) -> IO[str] | None:

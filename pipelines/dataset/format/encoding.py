@@ -18,9 +18,8 @@ def encoded(table: pa.Table, fields: Fields) -> pa.Table:
     missing = [name for name in fields if name not in table.column_names]
     if missing:
         raise ValueError(f"no column {missing[0]!r}, only {', '.join(table.column_names) or 'no columns at all'}")
-    columns = {name: _column(table[name].combine_chunks(), name, *field) for name, field in fields.items()}
-    schema = pa.schema([pa.field(name, pa.binary(), nullable=False) for name in fields])
-    return pa.table(list(columns.values()), schema=schema)
+    columns = [_column(table[name].combine_chunks(), name, *field) for name, field in fields.items()]
+    return pa.table(columns, schema=pa.schema([pa.field(name, pa.binary(), nullable=False) for name in fields]))
 
 
 def stored_checksums(source: pa.Table) -> NDArray[np.uint32]:

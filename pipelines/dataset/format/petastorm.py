@@ -10,6 +10,7 @@ Source: the instructions of protocol 4, Python's `pickletools` and PEP 3154.
 import json
 import pickle
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -169,11 +170,13 @@ def pickled_schema(groups: Sequence[ImageGroup], class_count: int) -> bytes:
         written.write(pickle.NEWOBJ)
         written.remember(("field", name))
 
-    fields: dict[str, Callable[[], None]] = {ID_FIELD: lambda: field(ID_FIELD, np.str_, (), string_codec)}
-    for name, (shape, dtype) in fixed_fields(groups, class_count).items():
-        fields[name] = lambda name=name, shape=shape, dtype=dtype: (  # type: ignore[misc]
-            field(name, dtype.type, shape, array_codec)
-        )
+    fields: dict[str, Callable[[], None]] = {
+        ID_FIELD: partial(field, ID_FIELD, np.str_, (), string_codec),
+        **{
+            name: partial(field, name, dtype.type, shape, array_codec)
+            for name, (shape, dtype) in fixed_fields(groups, class_count).items()
+        },
+    }
 
     def ordered_fields() -> None:
         written.name("collections", "OrderedDict")

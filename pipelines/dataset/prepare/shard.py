@@ -96,8 +96,11 @@ def write_shard(plan: ShardPlan, archive: Archive, dataset: Location | Path | st
     folder = Location.at(dataset)
     unusable = {row["id"] for row in plan.unusable}
     index = plan.table
-    everything = index.select(["id", "labels", "paths"]).to_pylist()
-    samples = [{**sample, "row": row} for row, sample in enumerate(everything) if sample["id"] not in unusable]
+    samples = [
+        {**sample, "row": row}
+        for row, sample in enumerate(index.select(["id", "labels", "paths"]).to_pylist())
+        if sample["id"] not in unusable
+    ]
     # Not flushed to disk for each shard: a file that a power cut damaged is found by its size, or by its reader.
     with folder.new_file(plan.file, flush=False) as path:
         rows = _RowGroups(plan, index, archive.description, path)

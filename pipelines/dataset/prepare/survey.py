@@ -95,8 +95,7 @@ def find_finished(dataset: Location) -> Existing | None:
             )
         return None
     manifest = read_manifest(dataset)
-    found = read_all_notes(dataset)
-    identity, notes = found if found is not None else (_identity_of(manifest), {})
+    identity, notes = read_all_notes(dataset) or (_identity_of(manifest), {})
     return Existing(dataset, identity, notes, dataset.files(), manifest)
 
 

@@ -297,8 +297,10 @@ class PreparationJob:
         known_splits, replaced = (mark.splits, mark.replaced) if mark is not None else ([], None)
         began_new = unfinished is None or (mark is not None and mark.is_new)
         is_new = overwrite or (finished is None and began_new)
-        all_splits = sorted({*splits, *known_splits})
-        write_mark(staging, StagingMark(inventory.identity, all_splits, replaced=replaced, is_new=is_new))
+        write_mark(
+            staging,
+            StagingMark(inventory.identity, sorted({*splits, *known_splits}), replaced=replaced, is_new=is_new),
+        )
         for split in splits:
             staging.make(split)
         self.take_notes(inventory, staging)
@@ -371,13 +373,12 @@ class PreparationJob:
         splits = {split: [written[plan.file] for plan in plans] for split, plans in inventory.plans.items()}
         source, rejected = inventory.identity.index, inventory.rejected(written)
         assert source is not None
-        description, read_settings = self.archive.description, self.archive.read_settings
-        return summarise(description, splits, self.settings, read_settings, source, rejected)
+        return summarise(self.archive.description, splits, self.settings, self.archive.read_settings, source, rejected)
 
     def report(self, inventory: ShardInventory, written: dict[str, WrittenShard], manifest: Manifest) -> None:
         """Write the dataset's report."""
-        sums = merge_sums([written[plan.file] for plan in inventory.plans[TRAINING_SPLIT]])
-        histograms = {name: part.histogram for name, part in sums.items()}
+        training = [written[plan.file] for plan in inventory.plans[TRAINING_SPLIT]]
+        histograms = {name: sums.histogram for name, sums in merge_sums(training).items()}
         rejected = pa.Table.from_pylist(inventory.rejected(written), schema=REJECTED_SCHEMA)
         try:
             write_report(self.dataset, manifest, histograms, rejected)

@@ -18,9 +18,6 @@ from pipelines.dataset.gather import address
 
 _ALIGNMENT = 64  # bytes; TensorFlow copies memory with another alignment
 
-Row = tuple[memoryview, memoryview]
-"""Memory for the prefix and the value of one row and column, as `os.preadv` takes it."""
-
 
 class Memory:
     """Memory of one batch: per column the values, `(rows, bytes)`, and separately their prefixes in the file."""
@@ -35,16 +32,16 @@ class Memory:
         sizes = [rows * value for _, value in columns.values()]
         places = np.cumsum([0] + [math.ceil(size / _ALIGNMENT) * _ALIGNMENT for size in sizes])
         self.pages = mmap.mmap(-1, max(1, int(places[-1])))
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a kernel without huge pages
-                self.pages.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # a kernel without huge pages
+            self.pages.madvise(mmap.MADV_HUGEPAGE)
         self.places = {name: (int(place), size) for name, place, size in zip(columns, places, sizes, strict=False)}
         self.prefixes = {name: np.empty((rows, prefix), np.uint8) for name, (prefix, _) in columns.items()}
         start = address(np.frombuffer(self.pages, np.uint8))
         self.addresses = np.array([start + place for place, _ in self.places.values()], np.int64)
         """Address of the first value of each column, `(columns,)`."""
         view = memoryview(self.pages)
-        self.rows: dict[str, list[Row]] = {}
+        self.rows: dict[str, list[tuple[memoryview, memoryview]]] = {}
+        """Memory for the prefix and the value of each row, by column, as `os.preadv` takes it."""
         for name, (prefix, value) in columns.items():
             first = self.places[name][0]
             prefixes = self.prefixes[name].data.cast("B") if prefix and rows else memoryview(b"")
@@ -84,10 +81,9 @@ class BufferPool:
         # numpy keeps this array as the base of every view made from it, because its own base is no array.
         whole = np.frombuffer(memory.pages, np.uint8)
         weakref.finalize(whole, self._take_back, memory).atexit = False
-        values = {
+        return memory, {
             name: whole[place : place + size].reshape(self._rows, -1) for name, (place, size) in memory.places.items()
         }
-        return memory, values
 
     def _take_back(self, memory: Memory) -> None:
         with self._lock:

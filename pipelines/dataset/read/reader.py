@@ -18,7 +18,7 @@ from pipelines.dataset.format.layout import RowGroup, value_bytes, value_prefix
 from pipelines.dataset.format.manifest import Manifest, read_manifest
 from pipelines.dataset.format.order import epoch_order, evaluation_parts, rank_parts
 from pipelines.dataset.format.rows import row_checksum
-from pipelines.dataset.gather import Gather, make_gather
+from pipelines.dataset.gather import make_gather
 from pipelines.dataset.read.buffers import BufferPool, Memory
 from pipelines.dataset.read.cache import default_cache_folder
 from pipelines.dataset.read.split_files import REPAIR, REPAIR_VERIFIED, SplitFiles
@@ -27,6 +27,7 @@ from pipelines.storage.folder import Location
 
 Verify = Literal["first_epoch", "always", "never"]
 _PROBED_ROWS = 8
+_BATCHES_ADVISED = 8  # after those in flight: the operating system is asked to read their rows from disk
 _log = logging.getLogger(__name__)
 
 
@@ -38,8 +39,6 @@ class ReaderSettings:
     """Number of threads that gather batches."""
     batches_in_flight: int = ReaderConfig.default("batches_in_flight")
     """Number of batches that are gathered ahead of the requested one, unfinished ones included."""
-    batches_advised: int = 8
-    """Number of further batches whose rows the operating system is asked to read from disk."""
     cache_folder: Path = field(default_factory=default_cache_folder)
     """Folder on a local disk, for row groups that are remote or whose rows have no fixed positions."""
     cache_limit_bytes: int = int(ReaderConfig.default("cache_limit_gib") * 2**30)
@@ -170,8 +169,16 @@ class SplitReader:
 
     def _read(self, rows: NDArray[np.int64], memory: Memory) -> None:
         """Read rows into memory; a row group that is damaged in the cache is fetched again, once."""
-        if self._gather is not None and self._read_at_once(self._locate(rows), memory, self._gather):
-            return
+        if self._gather is not None:
+            located = self._locate(rows)
+            if self._gather(
+                np.stack([group.entry for group in located.groups]),
+                located.group_of,
+                located.positions,
+                memory.addresses,
+                always=self.settings.verify == "always",
+            ):
+                return
         # Some row is wrong, or was for a moment: this slower way names it.
         fetched_again: set[int] = set()
         while True:
@@ -184,12 +191,6 @@ class SplitReader:
                 _log.warning("%s is damaged in the cache (%s): reading it again", error.group.file.path, error)
                 fetched_again.add(error.place)
                 self._files.fetch(error.place, error.group)
-
-    def _read_at_once(self, located: "_Located", memory: Memory, read: Gather) -> bool:
-        """Read rows in C++; return whether all of them are correct."""
-        tables = np.stack([group.entry for group in located.groups])
-        always = self.settings.verify == "always"
-        return read(tables, located.group_of, located.positions, memory.addresses, always=always)
 
     def _read_once(self, rows: NDArray[np.int64], memory: Memory) -> None:
         located = self._locate(rows)
@@ -338,7 +339,7 @@ def _prefetched(
     An error is raised when its batch is due, so the failing step does not depend on the threads' speed.
     """
     settings = reader.settings
-    advised = settings.batches_advised
+    advised = _BATCHES_ADVISED
     if reader.window_rows is not None and parts:
         # Fetching beyond the next window would evict row groups that are read soon.
         advised = min(advised, max(0, reader.window_rows // (ranks * len(parts[0])) - settings.batches_in_flight))

@@ -6,10 +6,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pipelines.machine.console import printable
 
-_POLICY = (
-    """<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; """
-    """style-src 'unsafe-inline'">"""
-)
 _GENERATOR = '<meta name="generator" content="Groundswell">'
 PAGE_MARK = _GENERATOR.encode()
 """Text in the head of every page of the project."""
@@ -34,4 +30,4 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return printable(environment.get_template(template).render(policy=_POLICY, generator=_GENERATOR, **values))
+    return printable(environment.get_template(template).render(generator=_GENERATOR, **values))

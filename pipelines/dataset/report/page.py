@@ -83,8 +83,9 @@ def _histograms(manifest: Manifest, histograms: Histograms) -> list[dict[str, An
         counts = histograms.get(group.name, ())[: _HISTOGRAMS - len(plots)]
         right = shown_bins(counts, group.dtype)
         for band, mean, histogram in zip(group.bands, manifest.statistics[group.name].mean, counts, strict=False):
-            plot = band_histogram(histogram, mean, right, group.dtype)
-            plots.append({"group": group.name, "name": band, "plot": plot})
+            plots.append(
+                {"group": group.name, "name": band, "plot": band_histogram(histogram, mean, right, group.dtype)}
+            )
     return plots
 
 
