@@ -3,9 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 Task = Literal["multi_label", "single_label"]
 
 TRAINING_SPLIT = "train"
@@ -32,10 +29,3 @@ class ImageGroup:
     def __post_init__(self) -> None:
         if len(self.bands) != self.shape[2]:
             raise ValueError(f"image group {self.name!r}: {len(self.bands)} band names for shape {self.shape}")
-
-    def check(self, image: NDArray[np.generic]) -> None:
-        """Raise ValueError if `image` does not have this group's shape and dtype."""
-        if image.shape != self.shape or image.dtype != np.dtype(self.dtype):
-            raise ValueError(
-                f"image group {self.name!r}: got {image.dtype} {image.shape}, expected {self.dtype} {self.shape}"
-            )

@@ -60,9 +60,9 @@ def require(what: str, packages: Sequence[str]) -> None:
             remedies[-1] += " (with GPUs: tensorflow[and-cuda] in place of tensorflow-cpu)"
     if "horovod" in missing:
         remedies.append(_HOROVOD)
-    verb = "is" if len(missing) == 1 else "are"
     raise MissingPackageError(
-        f"{what} needs {', '.join(missing)}, which {verb} not installed: {'; and '.join(remedies)}"
+        f"{what} needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: "
+        f"{'; and '.join(remedies)}"
     )
 
 

@@ -10,8 +10,6 @@ from importlib.resources.abc import Traversable
 
 OWN = "groundswell"
 NOT_INSTALLED = "none"
-_OWN_PACKAGES = ("conf", "models", "pipelines")
-_PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "horovod")
 
 
 def versions() -> dict[str, str]:
@@ -24,7 +22,7 @@ def versions() -> dict[str, str]:
 
 def own_version() -> str:
     """Return the version of this project and the digest of its code, such as "1.0.0 (code 5f0c21a9d3e7)"."""
-    folders = [importlib.resources.files(package) for package in _OWN_PACKAGES]
+    folders = [importlib.resources.files(package) for package in ("conf", "models", "pipelines")]
     return f"{version_of(OWN)} (code {digest_of(folders)})"
 
 
@@ -57,7 +55,8 @@ def _python_files(folder: Traversable, path: str) -> Iterator[tuple[str, Travers
 
 @cache
 def _installed() -> dict[str, str]:
-    return {"python": platform.python_version(), **{package: version_of(package) for package in _PACKAGES}}
+    packages = ("tensorflow", "tensorflow-cpu", "keras", "horovod")
+    return {"python": platform.python_version(), **{package: version_of(package) for package in packages}}
 
 
 def version_of(package: str) -> str:

@@ -22,13 +22,12 @@ from fsspec.core import url_to_fs
 from fsspec.spec import AbstractFileSystem
 
 from pipelines.storage.locations import absolute_location, is_url
-from pipelines.storage.whole_files import copy_whole, new_file
+from pipelines.storage.whole_files import CHUNK_BYTES, copy_whole, new_file
 
 # An object appears when its upload ends. Elsewhere a file is written under another name and renamed.
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
 SECONDS_FOR_AN_ANSWER = 20.0
 """Seconds without an answer after which a storage counts as unreachable, when its existence is checked."""
-_CHUNK = 1 << 22
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _HADOOP = (
     "reading hdfs:// needs Hadoop's libhdfs: set JAVA_HOME, HADOOP_HOME and CLASSPATH "
@@ -339,10 +338,7 @@ class Location:
                 return True
             local.seek(0)
             with self.open(name) as stored:
-                while chunk := local.read(_CHUNK):
-                    if stored.read(len(chunk)) != chunk:
-                        return False
-        return True
+                return all(stored.read(len(chunk)) == chunk for chunk in iter(lambda: local.read(CHUNK_BYTES), b""))
 
     def remove(self, name: str = "") -> None:
         """Remove a file, or a folder with its content; a missing one is no error."""

@@ -89,10 +89,9 @@ def _dead_ones(folder: Location, inside: str, own: str) -> list[str]:
     """Return the names of the leases of jobs that have ended; raise an error if another job is running."""
     dead = []
     now = folder.modified(own)
-    for other in folder.names(inside):
+    others = [name for name in folder.names(inside) if name.startswith(LEASE_PREFIX) and f"{inside}/{name}" != own]
+    for other in others:
         path = f"{inside}/{other}"
-        if path == own or not other.startswith(LEASE_PREFIX):
-            continue
         written = folder.modified(path)
         if now is None or written is None:  # removed just now
             continue
@@ -133,5 +132,6 @@ def _keep(folder: Location, name: str, owner: bytes, ended: threading.Event) -> 
             folder.write(name, owner)
             refreshed = time.monotonic()
         except Exception:
-            seconds = time.monotonic() - refreshed
-            _log.warning("%s: lease not refreshed for %.0f s: %s", folder, seconds, redacted_traceback())
+            _log.warning(
+                "%s: lease not refreshed for %.0f s: %s", folder, time.monotonic() - refreshed, redacted_traceback()
+            )

@@ -178,18 +178,6 @@ def _databricks_path(text: str, rest: str) -> str:
 
 
 def _checked_url(text: str, scheme: str, slashes: str, rest: str) -> str:
-    _refuse_password(text)
-    if len(slashes) == 1:
-        raise ValueError(f"{text}: one slash behind the scheme, expected {scheme}://{rest}; a folder is ./{text}")
-    if "::" in text:  # fsspec would take it for several filesystems
-        raise ValueError(f"{text}: a URL with '::' is a chain of URLs: name one folder without it")
-    _check_package(text, scheme)
-    if (len(slashes) > 2 and scheme != "hdfs") or not rest.strip("/"):  # hdfs:///x is on the cluster's own name node
-        raise ValueError(f"{text}: names no bucket or host, expected {scheme}://{rest.strip('/') or 'bucket/folder'}")
-    return f"{scheme}:{slashes}{rest}".rstrip("/")
-
-
-def _refuse_password(text: str) -> None:
     parts = urlsplit(text)
     try:
         holds_password = parts.password is not None
@@ -198,6 +186,14 @@ def _refuse_password(text: str) -> None:
         holds_password = True
     if holds_password:
         raise ValueError(f"{redacted(text)}: a URL may not hold a password: give credentials in the environment")
+    if len(slashes) == 1:
+        raise ValueError(f"{text}: one slash behind the scheme, expected {scheme}://{rest}; a folder is ./{text}")
+    if "::" in text:  # fsspec would take it for several filesystems
+        raise ValueError(f"{text}: a URL with '::' is a chain of URLs: name one folder without it")
+    _check_package(text, scheme)
+    if (len(slashes) > 2 and scheme != "hdfs") or not rest.strip("/"):  # hdfs:///x is on the cluster's own name node
+        raise ValueError(f"{text}: names no bucket or host, expected {scheme}://{rest.strip('/') or 'bucket/folder'}")
+    return f"{scheme}:{slashes}{rest}".rstrip("/")
 
 
 def _check_package(text: str, scheme: str) -> None:

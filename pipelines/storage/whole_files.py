@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 """Errors of `flock` on a file system without locks, such as NFS without its lock daemon."""
-_CHUNK = 1 << 22
+CHUNK_BYTES = 1 << 22
 
 
 @cache
@@ -147,7 +147,7 @@ def copy_whole(file: BinaryIO, target: Path) -> None:
     file.seek(0)
     sent = 0
     with target.open("wb") as output:
-        while chunk := file.read(_CHUNK):
+        while chunk := file.read(CHUNK_BYTES):
             sent = zlib.crc32(chunk, sent)
             output.write(chunk)
         output.flush()
@@ -155,7 +155,7 @@ def copy_whole(file: BinaryIO, target: Path) -> None:
             os.fsync(output.fileno())
     arrived = 0
     with target.open("rb") as stored:
-        while chunk := stored.read(_CHUNK):
+        while chunk := stored.read(CHUNK_BYTES):
             arrived = zlib.crc32(chunk, arrived)
     if arrived != sent or target.stat().st_size != file.tell():
         raise OSError(errno.EIO, "what was read back differs from what was written", str(target))

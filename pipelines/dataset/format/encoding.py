@@ -26,8 +26,10 @@ def stored_checksums(source: pa.Table) -> NDArray[np.uint32]:
     """Read the column of checksums, which other programs may have widened to 64 bits.
 
     Raises:
-        ValueError: A checksum is missing or is no 32-bit number.
+        ValueError: The column or a checksum is missing, or a checksum is no 32-bit number.
     """
+    if CHECKSUM_FIELD not in source.column_names:
+        raise ValueError(f"no column {CHECKSUM_FIELD!r}")
     column = source[CHECKSUM_FIELD]
     if column.null_count:
         raise ValueError(f"column {CHECKSUM_FIELD!r} has {column.null_count} missing values")

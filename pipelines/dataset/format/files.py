@@ -26,7 +26,6 @@ _TOP = (FILE_NAME, REPORT_FILE, REJECTED_FILE, INDEX_FILE, NOTES_FILE)
 _SHARD = r"part-[0-9]{5,}\.parquet"
 _EARLIER = ".earlier"
 _NOTE = rf"[^/]+-{_SHARD}({re.escape(_EARLIER)})?\.json"
-_PROGRESS = progress_pattern(_NOTE)
 _REMOVED_AT_ONCE = 16
 
 
@@ -68,7 +67,7 @@ def files_of_unfinished(folder: Location, splits: Collection[str]) -> list[str]:
 
 def is_progress(name: str) -> bool:
     """Return whether a file, by its path in the dataset, exists only while a job runs."""
-    return bool(re.fullmatch(_PROGRESS, final_name(name)))
+    return bool(re.fullmatch(progress_pattern(_NOTE), final_name(name)))
 
 
 def _is_of_any(name: str) -> bool:

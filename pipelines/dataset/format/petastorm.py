@@ -153,9 +153,6 @@ def pickled_schema(groups: Sequence[ImageGroup], class_count: int) -> bytes:
         written.instance(_SPARK, "StringType")
         written.state({"collation": lambda: written.text("UTF8_BINARY")})
 
-    def array_codec() -> None:
-        written.instance(_CODECS, "NdarrayCodec")
-
     def field(name: str, dtype: type[np.generic], shape: tuple[int, ...], codec: Callable[[], None]) -> None:
         if written.recall(("field", name)):
             return
@@ -170,6 +167,7 @@ def pickled_schema(groups: Sequence[ImageGroup], class_count: int) -> bytes:
         written.write(pickle.NEWOBJ)
         written.remember(("field", name))
 
+    array_codec = partial(written.instance, _CODECS, "NdarrayCodec")
     fields: dict[str, Callable[[], None]] = {
         ID_FIELD: partial(field, ID_FIELD, np.str_, (), string_codec),
         **{

@@ -113,8 +113,7 @@ class ShardInventory:
 
     def without_losses(self) -> "ShardInventory":
         """Leave shards unchanged if, according to the index, rewriting them would lose good rows."""
-        plans = [plan for plan in self.to_write() if plan.required]
-        lost = {plan.file: [row for row in plan.unusable if row["id"] in plan.required] for plan in plans}
+        lost = {plan.file: [row for row in plan.unusable if row["id"] in plan.required] for plan in self.to_write()}
         return self.leaving({file: rows for file, rows in lost.items() if rows})
 
     def leaving(self, lost: Mapping[str, Rejected]) -> "ShardInventory":

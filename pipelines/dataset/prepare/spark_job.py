@@ -161,9 +161,8 @@ class _ShardProgress:
         for name in set(self._staging.names(PROGRESS_FOLDER)) & set(self._open):
             plan = self._open[name]
             written = read_note(plan.file, self._staging)
-            if written is None or written.digest != plan.digest:  # an older marker
-                continue
-            del self._open[name]
-            self._done += plan.rows
-            self._rejected += len(written.rejected)
+            if written is not None and written.digest == plan.digest:  # else an older marker
+                del self._open[name]
+                self._done += plan.rows
+                self._rejected += len(written.rejected)
         self._progress(PrepareProgress(self._done, self._total, self._rejected, self._found))

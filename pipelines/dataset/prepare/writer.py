@@ -146,8 +146,16 @@ def prepare_dataset(
         Location.at(archive.root).check()
     check_apart(archive.root, dataset)
     check_apart(archive.root, staging_of(dataset))
-    settings = {"row_group_mib": row_group_mib, "row_groups_per_shard": row_groups_per_shard, "seed": seed}
-    job = PreparationJob(spark, archive, dataset, settings, max_rejected_fraction, say, progress, verify)
+    job = PreparationJob(
+        spark,
+        archive,
+        dataset,
+        {"row_group_mib": row_group_mib, "row_groups_per_shard": row_groups_per_shard, "seed": seed},
+        max_rejected_fraction,
+        say,
+        progress,
+        verify,
+    )
     index = archive.index()
     found = sorted(index.samples["split"].unique().to_pylist())
     if TRAINING_SPLIT not in found:
@@ -191,8 +199,8 @@ class PreparationJob:
         def plan(index: ArchiveIndex) -> Plans:
             return plan_shards(self.archive, index, **self.settings)
 
-        settings = {**self.settings, **describe(self.archive.description, self.archive.read_settings)}
-        identity = Identity({"format": FORMAT_VERSION, **settings})
+        described = describe(self.archive.description, self.archive.read_settings)
+        identity = Identity({"format": FORMAT_VERSION, **self.settings, **described})
         earlier: list[Plans] = []
         for existing in sources:
             index, before = reconcile(existing, identity, index, plan)

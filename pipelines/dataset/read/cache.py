@@ -88,11 +88,19 @@ class RowGroupCache:
                 except (ValueError, FileNotFoundError):  # damaged, or just removed to make room
                     path.unlink(missing_ok=True)
             source = read()
-            column = pa.field(CHECKSUM_FIELD, pa.uint32(), nullable=False)
-            table = encoded(source, fields).append_column(column, pa.array(stored_checksums(source)))
+            table = encoded(source, fields).append_column(
+                pa.field(CHECKSUM_FIELD, pa.uint32(), nullable=False), pa.array(stored_checksums(source))
+            )
             with self._lock(_LOCKS):  # only one process writes, or two would take the same room
                 self._make_room(rows * sum(value_bytes(*field) for field in fields.values()))
-                self._write(table, path)
+                try:
+                    with new_file(path, flush=False) as partial:
+                        pq.write_table(table, partial, row_group_size=max(1, len(table)), **PARQUET_OPTIONS)
+                except OSError as error:
+                    raise RuntimeError(
+                        f"cannot write {self.folder} ({error}): set reader.cache_folder to a larger disk, or lower "
+                        "reader.cache_limit_gib"
+                    ) from None
             return self._opened(path, fields, rows)
 
     def _opened(self, path: Path, fields: Fields, rows: int) -> RowGroup:
@@ -102,16 +110,6 @@ class RowGroupCache:
         with suppress(FileNotFoundError):  # another process makes room: the open file stays readable
             os.utime(path)
         return groups[0]
-
-    def _write(self, table: pa.Table, path: Path) -> None:
-        try:
-            with new_file(path, flush=False) as partial:
-                pq.write_table(table, partial, row_group_size=max(1, len(table)), **PARQUET_OPTIONS)
-        except OSError as error:
-            raise RuntimeError(
-                f"cannot write {self.folder} ({error}): set reader.cache_folder to a larger disk, or lower "
-                "reader.cache_limit_gib"
-            ) from None
 
     def _make_room(self, size: int) -> None:
         entries = []

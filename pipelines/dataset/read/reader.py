@@ -349,9 +349,8 @@ def _prefetched(
     try:
         for number in range(len(parts) + settings.batches_in_flight):
             if number < len(parts):
-                ahead = number + advised
-                if advised and ahead < len(parts):
-                    adviser.submit(reader.advise, parts[ahead])
+                if advised and number + advised < len(parts):
+                    adviser.submit(reader.advise, parts[number + advised])
                 batches.append(threads.submit(reader.gather, parts[number], pool, batch_size))
             if number >= settings.batches_in_flight:
                 yield batches.popleft().result()

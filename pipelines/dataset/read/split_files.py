@@ -171,28 +171,20 @@ class SplitFiles:
         """
         assert self._cache is not None, "use_cache comes first"
         shard, number = self._places[place]
-        where = self.where(place)
 
         def read() -> pa.Table:
             # Always the checksums of the dataset: those of the cache would make a damaged row valid for all others.
-            columns = [*self.fields, CHECKSUM_FIELD]
             try:
                 with self.folder.open(shard.file) as file, pq.ParquetFile(file) as parquet:
-                    table = parquet.read_row_group(number, columns=columns)
+                    return parquet.read_row_group(number, columns=[*self.fields, CHECKSUM_FIELD])
             except Exception as error:  # any error of the storage's library
-                raise ValueError(f"{where} cannot be read: {error}; {REPAIR_VERIFIED}") from error
-            missing = [name for name in columns if name not in table.column_names]
-            if missing:
-                raise ValueError(f"{where}: no column {missing[0]!r}")
-            return table
+                raise ValueError(str(error)) from error
 
         key = f"{self._fingerprint} {self.folder} {shard.file} {number}"
         try:
             group = self._cache.get(key, self.fields, read, self.group_rows[place], damaged=damaged)
         except (OSError, ValueError) as error:
-            if str(error).startswith(where):
-                raise
-            raise ValueError(f"{where} cannot be read: {error}; {REPAIR_VERIFIED}") from error
+            raise ValueError(f"{self.where(place)} cannot be read: {error}; {REPAIR_VERIFIED}") from error
         with self._lock:
             self._cached[place] = group
             # The least recently used ones are closed to free their disk space.

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.dataset.format.columns import CHECKSUM_FIELD, ID_FIELD, LABEL_FIELD, plain_values
+from pipelines.dataset.format.columns import ID_FIELD, LABEL_FIELD, plain_values
 from pipelines.dataset.format.encoding import array_bytes, computed_checksums, encoded, is_encoded, stored_checksums
 from pipelines.dataset.format.manifest import Manifest, Shard, read_manifest
 from pipelines.dataset.format.rows import Fields, fixed_fields
@@ -132,12 +132,11 @@ def check_shard(dataset: Location, shard: Shard, fields: Fields) -> ShardCheck:
     try:
         with dataset.open(shard.file) as file, pq.ParquetFile(file, pre_buffer=not dataset.is_local) as parquet:
             return _check_rows(parquet, shard, fields)
-    except OSError as error:
+    except (OSError, ValueError, LookupError, pa.ArrowException) as error:
         # pyarrow's errors about the content have no number; EIO is a lost sector of the disk.
-        if error.errno is not None and not (dataset.is_local and error.errno == errno.EIO):
+        number = getattr(error, "errno", None)
+        if number is not None and not (dataset.is_local and number == errno.EIO):
             raise
-        return ShardCheck(shard.file, f"cannot be read: {error}")
-    except (ValueError, LookupError, pa.ArrowException) as error:
         return ShardCheck(shard.file, f"cannot be read: {error}")
 
 
@@ -146,11 +145,8 @@ def _check_rows(parquet: pq.ParquetFile, shard: Shard, fields: Fields) -> ShardC
     rows = tuple(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
     if rows != shard.row_groups:
         return ShardCheck(shard.file, f"has row groups of {rows} rows, its manifest says {shard.row_groups}")
-    names = parquet.schema_arrow.names
-    needed = [ID_FIELD, *fields, CHECKSUM_FIELD]
-    missing = [name for name in needed if name not in names]
-    if missing:
-        return ShardCheck(shard.file, f"has no column {missing[0]!r}")
+    if ID_FIELD not in parquet.schema_arrow.names:  # the other columns are missed when they are read
+        return ShardCheck(shard.file, f"has no column {ID_FIELD!r}")
     digest = hashlib.sha256()
     ids: list[str] = []
     wrong: list[int] = []
@@ -180,10 +176,16 @@ def _repeated_ids(manifest: Manifest, checks: dict[str, ShardCheck]) -> list[str
     repeated = [name for name, count in times.items() if count > 1]
     if not repeated:
         return []
-    splits: dict[str, list[str]] = {name: [] for name in repeated[:_NAMED_AT_MOST]}
-    for split, content in manifest.splits.items():
-        for name in (name for shard in content.shards for name in checks[shard.file].ids if name in splits):
-            splits[name].append(split)
+    splits = {
+        name: [
+            split
+            for split, content in manifest.splits.items()
+            for shard in content.shards
+            for other in checks[shard.file].ids
+            if other == name
+        ]
+        for name in repeated[:_NAMED_AT_MOST]
+    }
     named = "; ".join(f"{name} in {' and '.join(found)}" for name, found in splits.items())
     return [f"{len(repeated)} ids are repeated: {named}"]
 

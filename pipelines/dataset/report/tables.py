@@ -21,7 +21,6 @@ from pipelines.storage.folder import Location
 _CLASSES = 60
 _REASONS = 20
 _REJECTED = 100
-_SHORT_NAME = 30  # characters; an archive's texts can be of any length
 _LONG_TEXT = 300
 _COLUMNS = {"country": "Country", "season": "Season", "flags": "Flag"}
 _SEASONS = ("winter", "spring", "summer", "autumn")
@@ -30,8 +29,8 @@ _VALUES = 60
 _LONG_NAME = 100
 
 
-def shorten(text: str, length: int = _SHORT_NAME) -> str:
-    """Cut `text` to `length` characters if it is longer."""
+def shorten(text: str, length: int = 30) -> str:
+    """Cut `text` to `length` characters if it is longer: an archive's texts can be of any length."""
     return text if len(text) <= length else text[: length - 1].rstrip(" ,") + "…"
 
 

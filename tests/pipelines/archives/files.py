@@ -67,7 +67,7 @@ def check_patch(archive: Archive, paths: list[str]) -> None:
     """Compare every band of a patch of BigEarthNet with what rasterio reads."""
     images = read_sample(archive, paths)
     for group in GROUPS:
-        group.check(images[group.name])
+        assert (images[group.name].shape, str(images[group.name].dtype)) == (group.shape, group.dtype)
         assert images[group.name].flags.c_contiguous
         for position, band in enumerate(group.bands):
             with rasterio.open(Path(archive.root, paths[0], f"{Path(paths[0]).name}_{band}.tif")) as file:

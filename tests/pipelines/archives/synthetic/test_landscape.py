@@ -42,7 +42,7 @@ def test_a_patch_depends_on_seed_and_number_only() -> None:
 def test_images_are_of_their_groups_and_without_the_missing_value() -> None:
     images, _ = render(0, 0, GROUPS)
     for group in GROUPS:
-        group.check(images[group.name])
+        assert (images[group.name].shape, str(images[group.name].dtype)) == (group.shape, group.dtype)
         assert images[group.name].min() >= 1
         assert images[group.name].max() <= 10_000
 
