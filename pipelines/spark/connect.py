@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import cloudpickle
 import pyarrow as pa
@@ -86,6 +86,5 @@ def call_each(spark: SparkSession, items: Sequence[Item], function: Callable[[It
                 value = cloudpickle.dumps(function(pickle.loads(item)))
                 yield pa.RecordBatch.from_pydict({"number": [number], "value": [value]})
 
-    rows: list[Any] = frame.mapInArrow(call, "number long, value binary").collect()
-    values = {row["number"]: row["value"] for row in rows}
+    values = {row["number"]: row["value"] for row in frame.mapInArrow(call, "number long, value binary").collect()}
     return [pickle.loads(values[number]) for number in range(len(items))]

@@ -302,12 +302,15 @@ class PreparationJob:
         if finished is not None and finished.manifest is not None and overwrite and not self.dataset.is_local:
             remove_finished(self.dataset, finished.manifest, inventory.identity, splits)
             finished = None
-        known_splits, replaced = (mark.splits, mark.replaced) if mark is not None else ([], None)
-        began_new = unfinished is None or (mark is not None and mark.is_new)
-        is_new = overwrite or (finished is None and began_new)
+        earlier = mark or StagingMark(inventory.identity, [], is_new=True)
         write_mark(
             staging,
-            StagingMark(inventory.identity, sorted({*splits, *known_splits}), replaced=replaced, is_new=is_new),
+            StagingMark(
+                inventory.identity,
+                sorted({*splits, *earlier.splits}),
+                replaced=earlier.replaced,
+                is_new=overwrite or (finished is None and earlier.is_new),
+            ),
         )
         for split in splits:
             staging.make(split)

@@ -197,23 +197,25 @@ class SplitReader:
         places, groups, positions = located.places, located.groups_of_rows(), located.positions.tolist()
         starts = zip(*self._starts(located), strict=True)
         parts = zip(*(memory.rows[name] for name in self._fields), strict=True)
-        for row, (group, columns, targets) in enumerate(zip(groups, starts, parts, strict=True)):
+        for row, (group, position, columns, targets) in enumerate(zip(groups, positions, starts, parts, strict=True)):
             try:
                 for start, target, stride in zip(columns, targets, self._strides, strict=True):
                     if os.preadv(group.file.descriptor, target, start) != stride:
-                        raise self._damage(places[row], group, positions[row], "the file was truncated", REPAIR)
+                        raise self._damage(places[row], group, position, "the file was truncated", REPAIR)
             except OSError as error:  # the error does not name the file
                 what = f"{error.strerror} in row group {group.number}"
                 raise OSError(error.errno, what, str(group.file.path)) from None
-            if group.checksums is not None and group.unchecked is not None:
-                position = positions[row]
-                if self.settings.verify == "always" or group.unchecked[position]:
-                    # The row is still in the processor's cache here.
-                    found, stored = row_checksum(value for _, value in targets), int(group.checksums[position])
-                    if found != stored:
-                        what = f"the row's checksum is {found:08x}, stored is {stored:08x}"
-                        raise self._damage(places[row], group, position, what, REPAIR_VERIFIED)
-                    group.unchecked[position] = False
+            if (
+                group.checksums is not None
+                and group.unchecked is not None
+                and (self.settings.verify == "always" or group.unchecked[position])
+            ):
+                # The row is still in the processor's cache here.
+                found, stored = row_checksum(value for _, value in targets), int(group.checksums[position])
+                if found != stored:
+                    what = f"the row's checksum is {found:08x}, stored is {stored:08x}"
+                    raise self._damage(places[row], group, position, what, REPAIR_VERIFIED)
+                group.unchecked[position] = False
         for name, prefix in self._prefixes.items():
             wrong = (memory.prefixes[name] != prefix).any(axis=1)
             if wrong.any():
