@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
@@ -239,12 +240,8 @@ def _jvm_lives(spark: SparkSession) -> bool:
 
 
 def _exit_of_jvm(spark: SparkSession) -> str:
-    process = getattr(spark.sparkContext._gateway, "proc", None)
-    if process is None:
-        return ""
-    with suppress(Exception):
-        process.wait(5)
-    code = process.poll()
-    if code is None:
-        return ""
-    return f" of signal {-code}" if code < 0 else f" with exit code {code}"
+    with suppress(Exception):  # the process is not ours, or has not ended
+        gateway: Any = spark.sparkContext._gateway
+        code = gateway.proc.wait(5)
+        return f" of signal {-code}" if code < 0 else f" with exit code {code}"
+    return ""

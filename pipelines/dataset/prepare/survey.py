@@ -101,8 +101,10 @@ def find_finished(dataset: Location) -> Existing | None:
 
 def _identity_of(manifest: Manifest) -> Identity:
     """Return the settings and samples that `dataset.json` describes, for the case that the markers are lost."""
-    description = ArchiveDescription(manifest.archive, manifest.task, manifest.class_names, manifest.groups)
-    described = describe(description, manifest.read_settings)
+    described = describe(
+        ArchiveDescription(manifest.archive, manifest.task, manifest.class_names, manifest.groups),
+        manifest.read_settings,
+    )
     return Identity({"format": manifest.format_version, **manifest.settings, **described}, manifest.source_fingerprint)
 
 
@@ -123,8 +125,9 @@ def find_unfinished(dataset: Location) -> Existing | None:
         return None
     sizes = staging.files()
     shards = [name for name in sizes if name.endswith(".parquet") and name.split("/")[0] in mark.splits]
-    notes, earlier_notes = read_notes(staging, shards), read_earlier_notes(staging, shards)
-    return Existing(staging, mark.identity, notes, sizes, None, earlier_notes)
+    return Existing(
+        staging, mark.identity, read_notes(staging, shards), sizes, None, read_earlier_notes(staging, shards)
+    )
 
 
 def reconcile(

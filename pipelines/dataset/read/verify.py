@@ -141,8 +141,7 @@ def check_shard(dataset: Location, shard: Shard, fields: Fields) -> ShardCheck:
 
 
 def _check_rows(parquet: pq.ParquetFile, shard: Shard, fields: Fields) -> ShardCheck:
-    metadata = parquet.metadata
-    rows = tuple(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
+    rows = tuple(parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups))
     if rows != shard.row_groups:
         return ShardCheck(shard.file, f"has row groups of {rows} rows, its manifest says {shard.row_groups}")
     if ID_FIELD not in parquet.schema_arrow.names:  # the other columns are missed when they are read
