@@ -144,7 +144,7 @@ def _check_rows(parquet: pq.ParquetFile, shard: Shard, fields: Fields) -> ShardC
     rows = tuple(parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups))
     if rows != shard.row_groups:
         return ShardCheck(shard.file, f"has row groups of {rows} rows, its manifest says {shard.row_groups}")
-    if ID_FIELD not in parquet.schema_arrow.names:  # the other columns are missed when they are read
+    if ID_FIELD not in parquet.schema_arrow.names:  # reading the other columns names one that is missing
         return ShardCheck(shard.file, f"has no column {ID_FIELD!r}")
     digest = hashlib.sha256()
     ids: list[str] = []
