@@ -3,11 +3,9 @@
 Their lines for the terminal, CSV and plots all say that they are predictions.
 """
 
-import csv
-import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -85,7 +83,6 @@ class Row:
 class FastestExchange:
     """The fastest codec and size of buckets for one number of workers."""
 
-    workers: int
     codec: str
     bucket_mib: float | None
     seconds: float
@@ -184,9 +181,7 @@ def fastest(
         return None
     topology = network(parameters)
     choices = [
-        FastestExchange(
-            workers, name, bucket, step_seconds(parameters.worker, codec, topology, workers, batches[0], bucket)
-        )
+        FastestExchange(name, bucket, step_seconds(parameters.worker, codec, topology, workers, batches[0], bucket))
         for name, codec in codecs.items()
         for bucket in dict.fromkeys((bucket_mib, *BUCKETS_MIB))
     ]
@@ -203,14 +198,12 @@ def _training(job: Job, global_batch: int, workers: int, seconds: float) -> tupl
 
 def csv_of(rows: Sequence[Row]) -> str:
     """Return all rows with a header; the columns of predictions begin with `predicted_`."""
-    names = [field.name for field in fields(Row)]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([_UNITS.get(name, name) for name in names])
-    for row in rows:
-        values = [getattr(row, name) for name in names]
-        writer.writerow([f"{value:.6g}" if isinstance(value, float) else cell(value) for value in values])
-    return text.getvalue()
+    import pandas
+
+    table = pandas.DataFrame([{name: cell(value) for name, value in asdict(row).items()} for row in rows]).rename(
+        columns=_UNITS
+    )
+    return str(table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
 
 
 def lines_of(rows: Sequence[Row], dense: str | None) -> list[str]:
@@ -264,8 +257,7 @@ def figure_of(rows: Sequence[Row], title: str) -> "Figure":
                 left.fill_between(workers, lows, highs, color=colour, alpha=0.15, linewidth=0)
             right.plot(workers, [100 * row.efficiency for row in chosen], "o--", color=colour, markersize=3)
         left.set(xscale="log", yscale="log", ylabel="predicted seconds per step")
-        right.set(xscale="log", ylabel="predicted efficiency, %")
-        right.set_ylim(0, None)
+        right.set(xscale="log", ylabel="predicted efficiency, %", ylim=(0, None))
         ticks = sorted({row.workers for row in rows if row.scaling == kind})
         for axes in (left, right):
             axes.set(xlabel="workers", title=f"{kind} scaling, predicted")

@@ -4,10 +4,9 @@ The speed of collectives on links that were not measured is estimated from measu
 """
 
 import statistics
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +27,6 @@ _COEFFICIENTS = 3
 _UNSEEN = 0.05
 """Relative error of a measured time that its repeats do not show, because equal repeats are not exact."""
 _Point = TypeVar("_Point", ComputePoint, LinkMeasurement, CollectivePoint, CodecMeasurement)
-
-_COLLECTIVES: tuple[CollectiveName, ...] = ("allreduce", "alltoall", "allgather")
 
 
 @dataclass(frozen=True)
@@ -81,9 +78,7 @@ def resampled(measurements: Measurements, draws: int, seed: int = 0) -> list[Par
     Returns:
         None if no step and no operation was measured more than once.
     """
-    repeats = [len(point.seconds) for point in measurements.compute]
-    repeats += [len(point.seconds) for point in measurements.collectives]
-    if max(repeats) < 2:
+    if max(len(point.seconds) for point in (*measurements.compute, *measurements.collectives)) < 2:
         return None
     random = np.random.default_rng(seed)
     fits = []
@@ -159,11 +154,11 @@ def _spreads(points: Sequence[ComputePoint] | Sequence[CollectivePoint]) -> NDAr
 
 def _fit_link(link: LinkMeasurement, points: Sequence[CollectivePoint]) -> FittedLink:
     latency = statistics.median(link.latency_seconds)
-    groups: dict[CollectiveName, list[CollectivePoint]] = defaultdict(list)
-    for point in points:
-        if point.link == link.name:
-            groups[point.collective].append(point)
-    wires = {name: _fit_wire(name, group, latency) for name, group in groups.items()}
+    own = [point for point in points if point.link == link.name]
+    wires = {
+        name: _fit_wire(name, [point for point in own if point.collective == name], latency)
+        for name in dict.fromkeys(point.collective for point in own)
+    }
     return FittedLink(link.bytes_per_second, latency, wires)
 
 
@@ -199,11 +194,10 @@ def _costs(codec: CodecMeasurement) -> CodecCosts:
 
 
 def _drawn(point: _Point, random: np.random.Generator, *names: str) -> _Point:
-    changes = {}
-    for name in names:
-        values = getattr(point, name)
-        changes[name] = tuple(values[index] for index in random.integers(0, len(values), len(values)))
-    return point.model_copy(update=changes)
+    def again(values: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(values[index] for index in random.integers(0, len(values), len(values)))
+
+    return point.model_copy(update={name: again(getattr(point, name)) for name in names})
 
 
 def wires_on(link: NamedLink, measured: Mapping[str, FittedLink]) -> Wires:
@@ -226,7 +220,7 @@ def wires_on(link: NamedLink, measured: Mapping[str, FittedLink]) -> Wires:
     found: dict[CollectiveName, Wire] = {}
     limited = [each for each in measured.values() if each.nominal is not None]
     free = [each for each in measured.values() if each.nominal is None]
-    for collective in _COLLECTIVES:
+    for collective in get_args(CollectiveName):
         known = [each for each in limited or free if collective in each.wires]
         if not known:
             found[collective] = Wire(0.0, _latency(link, limited or free), link.bytes_per_second)

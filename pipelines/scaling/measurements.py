@@ -13,7 +13,6 @@ Duration = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Repeats = Annotated[tuple[Seconds, ...], Field(min_length=1)]
 Durations = Annotated[tuple[Duration, ...], Field(min_length=1)]
 Name = Annotated[str, Field(min_length=1)]
-_VERSION: Literal[1] = 1
 
 
 class MeasurementBase(BaseModel):
@@ -104,19 +103,20 @@ class Measurements(MeasurementBase):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "Measurements":
-        for kind, names in (("links", self.links), ("codecs", self.codecs)):
-            found = [part.name for part in names]
-            if len(set(found)) < len(found):
-                raise ValueError(f"{kind}: a name is there twice in {found}")
+        unique: dict[str, list[object]] = {
+            "links: a name": [link.name for link in self.links],
+            "codecs: a name": [codec.name for codec in self.codecs],
+            "compute: a batch size": [point.batch_size for point in self.compute],
+        }
+        for what, values in unique.items():
+            if len(set(values)) < len(values):
+                raise ValueError(f"{what} is there twice in {values}")
         links = {link.name for link in self.links}
         for point in self.collectives:
             if point.link not in links:
                 raise ValueError(f"collectives: the link {point.link!r} is none of {sorted(links)}")
         if any(later.ready < earlier.ready for earlier, later in zip(self.gradients, self.gradients[1:], strict=False)):
             raise ValueError("gradients: they should be in the order in which they are ready")
-        batches = [point.batch_size for point in self.compute]
-        if len(set(batches)) < len(batches):
-            raise ValueError(f"compute: a batch size is there twice in {batches}")
         return self
 
     @property

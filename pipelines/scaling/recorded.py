@@ -19,7 +19,6 @@ from pipelines.scaling.measurements import (
 from pipelines.scaling.step import expected_maximum
 
 if TYPE_CHECKING:
-    from pipelines.tracking.journal.writer import Point
     from pipelines.tracking.store.recorded import RecordedRun
 
 PHASES = tuple(f"time/step_{name}_seconds" for name in ("compute", "encode", "wire", "decode", "optimizer", "waiting"))
@@ -91,15 +90,15 @@ def measurements_of(runs: Sequence["RecordedRun"]) -> Measurements:
         computing = [a + b for a, b in zip(_curve(run, "compute"), _curve(run, "optimizer"), strict=True)]
         compute[int(run.parameters["global_batch_size"]) // workers] += computing
         of_codecs[run.parameters["exchange.codec.name"]].append(run)
-        payload = _payload(run)
         wire = tuple(seconds for seconds in _curve_of_codec(run, "wire") if seconds > 0)
         if workers > 1 and wire:
             points.append(
-                CollectivePoint(link=RECORDED_LINK, collective="allreduce", ranks=workers, bytes=payload, seconds=wire)
+                CollectivePoint(
+                    link=RECORDED_LINK, collective="allreduce", ranks=workers, bytes=_payload(run), seconds=wire
+                )
             )
             waiting = sum(_curve(run, "waiting")) / sum(computing)
             deviations.append(max(0.0, waiting) / expected_maximum(workers))
-    link = LinkMeasurement(name=RECORDED_LINK, bytes_per_second=None, latency_seconds=(0.0,))
     return Measurements(
         format_version=1,
         machine=", ".join(f"run {run.run_id}" for run in runs),
@@ -108,7 +107,7 @@ def measurements_of(runs: Sequence["RecordedRun"]) -> Measurements:
         compute=tuple(ComputePoint(batch_size=batch, seconds=tuple(compute[batch])) for batch in sorted(compute)),
         straggler_deviation=sum(deviations) / len(deviations) if deviations else 0.0,
         gradients=(Gradient(bytes=gradient_bytes, ready=1.0),),
-        links=(link,) if points else (),
+        links=(LinkMeasurement(name=RECORDED_LINK, bytes_per_second=None, latency_seconds=(0.0,)),) if points else (),
         collectives=tuple(points),
         codecs=tuple(_codec(name, same) for name, same in of_codecs.items()),
     )
@@ -128,16 +127,16 @@ def combined(measured: Measurements, recorded: Measurements) -> Measurements:
     codecs = [
         _with_collectives_of(scaled[codec.name], codec) if codec.name in scaled else codec for codec in recorded.codecs
     ]
-    gradients = tuple(
-        Gradient(bytes=max(1, round(gradient.bytes * factor)), ready=gradient.ready) for gradient in measured.gradients
-    )
     return measured.model_copy(
         update={
             "machine": f"{measured.machine}; {recorded.machine}",
             "model": recorded.model,
             "compute": recorded.compute,
             "straggler_deviation": (recorded if recorded.collectives else measured).straggler_deviation,
-            "gradients": gradients,
+            "gradients": tuple(
+                Gradient(bytes=max(1, round(gradient.bytes * factor)), ready=gradient.ready)
+                for gradient in measured.gradients
+            ),
             "codecs": (*codecs, *(codec for name, codec in scaled.items() if name not in known)),
         }
     )
@@ -175,15 +174,12 @@ def _check(run: "RecordedRun") -> None:
 
 def _check_alike(runs: Sequence["RecordedRun"], names: Sequence[str]) -> None:
     """Check that trainings have the same values of these settings and of all settings in these sections."""
-    if not runs:
-        return
-    first = runs[0]
     for key in _within({key for run in runs for key in run.parameters}, names):
         for run in runs[1:]:
-            before, value = _value(first, key), _value(run, key)
+            before, value = _value(runs[0], key), _value(run, key)
             if value != before:
                 raise ValueError(
-                    f"--run {first.run_id} and --run {run.run_id} have different {key}, {before} and {value}, so that "
+                    f"--run {runs[0].run_id} and --run {run.run_id} have different {key}, {before} and {value}, so that "
                     "their times do not belong together: take trainings with the same one"
                 )
 
@@ -209,20 +205,16 @@ def _payload(run: "RecordedRun") -> int:
 
 def _curve(run: "RecordedRun", phase: str) -> list[float]:
     """Return the seconds by epoch."""
-    return [point.value for point in _points(run, phase)]
-
-
-def _points(run: "RecordedRun", phase: str) -> list["Point"]:
-    return run.curves[f"time/step_{phase}_seconds"]
+    return [point.value for point in run.curves[f"time/step_{phase}_seconds"]]
 
 
 def _curve_of_codec(run: "RecordedRun", phase: str) -> list[float]:
     """Return the seconds by epoch, without epochs that contain float32 steps of the warm-up."""
-    points, warmup = _points(run, phase), int(_value(run, _WARMUP_STEPS))
+    seconds, warmup = _curve(run, phase), int(_value(run, _WARMUP_STEPS))
     if run.parameters["exchange.codec.name"] == _NO_CODEC:
-        return [point.value for point in points]
-    begins = [0, *(point.step for point in points)]
-    found = [point.value for begin, point in zip(begins, points, strict=False) if begin >= warmup]
+        return seconds
+    begins = [0, *(point.step for point in run.curves[f"time/step_{phase}_seconds"])]
+    found = [value for begin, value in zip(begins, seconds, strict=False) if begin >= warmup]
     if not found:
         raise ValueError(
             f"--run {run.run_id} has no epoch without steps in float32, and {_WARMUP_STEPS} asks for {warmup}: "

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import count
 
 from pipelines.scaling.measurements import CollectiveName
 
@@ -97,6 +98,7 @@ def collective_seconds(collective: CollectiveName, size: float, workers: int, to
     return inside + between.operation_seconds + remote * between.hop_seconds + moved
 
 
+@lru_cache(maxsize=4096)
 def expected_maximum(workers: int) -> float:
     """Return the mean of the largest of N independent standard normal numbers; 0 for one number.
 
@@ -173,7 +175,7 @@ def step_seconds(
         batch_size: Images of a worker in a step.
         bucket_mib: The value of `exchange.bucket_mib`.
     """
-    computing = compute_seconds(worker, batch_size) * (1 + worker.straggler_deviation * expected(workers))
+    computing = compute_seconds(worker, batch_size) * (1 + worker.straggler_deviation * expected_maximum(workers))
     buckets = make_buckets(worker.gradients, bucket_mib)
     total = sum(size for size, _ in buckets)
     chains = [_chain(codec, topology, workers, size / total) for size, _ in buckets]
@@ -183,12 +185,6 @@ def step_seconds(
         chains.append([(_LINK, seconds)])
         ready.append(ready[-1])
     return _end_of_exchange(ready, chains) + computing - ready[-1]
-
-
-@lru_cache(maxsize=4096)
-def expected(workers: int) -> float:
-    """Return `expected_maximum`, computed only once for each number of workers."""
-    return expected_maximum(workers)
 
 
 def make_buckets(gradients: Sequence[tuple[float, float]], bucket_mib: float | None) -> list[tuple[float, float]]:
@@ -255,7 +251,7 @@ def _end_of_exchange(ready: Sequence[float], chains: Sequence[Sequence[tuple[int
     """
     free = [0.0, 0.0]
     # Computing is also a chain: a piece for each bucket, then the bucket's operations.
-    order = 0
+    order = count(1)
     waiting: list[tuple[float, int, int, int]] = [(0.0, 0, 0, -1)]  # ready, order, bucket, part; -1: computing
     end = 0.0
     while waiting:
@@ -267,9 +263,7 @@ def _end_of_exchange(ready: Sequence[float], chains: Sequence[Sequence[tuple[int
         free[resource] = ended = max(at, free[resource]) + seconds
         end = max(end, ended)
         if part + 1 < len(chains[bucket]):
-            order += 1
-            heapq.heappush(waiting, (ended, order, bucket, part + 1))
+            heapq.heappush(waiting, (ended, next(order), bucket, part + 1))
         if part < 0 and bucket + 1 < len(chains):
-            order += 1
-            heapq.heappush(waiting, (ended, order, bucket + 1, -1))
+            heapq.heappush(waiting, (ended, next(order), bucket + 1, -1))
     return end
