@@ -19,11 +19,10 @@ from models.probes.head import LinearHead
 from pipelines.dataset.format.files import check_outside
 from pipelines.dataset.format.manifest import Manifest, read_manifest
 from pipelines.launch.driver.preflight import check_cluster
-from pipelines.probing.entry import fit
 from pipelines.probing.extract import check_head, extract_features
 from pipelines.probing.features import Features, folder_of, identity_of
-from pipelines.probing.fitted import FittedHead
 from pipelines.probing.measure import Probed, comparison_lines, measure_head, penalty_lines
+from pipelines.probing.worker import FittedHead, fit
 from pipelines.sample import TEST_SPLIT, TRAINING_SPLIT, VALIDATION_SPLIT
 from pipelines.scoring.predict.model import ModelDescription, check_inputs_fit, describe
 from pipelines.scoring.report.evaluation import Measured

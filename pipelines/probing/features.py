@@ -134,12 +134,11 @@ def find_features(folder: Location, identity: Identity, files: Collection[str]) 
     try:
         described = json.loads(folder.read(FILE_NAME))
         found = Features(folder, tuple(FeatureFile(**file) for file in described["files"]))
-        is_same = described["identity"] == identity
+        is_same = described["identity"] == identity and {file.file for file in found.files} == {*files}
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return None
-    if not is_same or {file.file for file in found.files} != {*files}:
-        return None
-    return found if complete_files(folder, {file.file: file.size for file in found.files}) == {*files} else None
+    sizes = {file.file: file.size for file in found.files}
+    return found if is_same and complete_files(folder, sizes) == {*files} else None
 
 
 def finish(folder: Location, identity: Identity, files: Sequence[FeatureFile]) -> Features:

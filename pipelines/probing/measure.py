@@ -10,7 +10,7 @@ from conf.sections.probe import CoCoAConfig, SolverConfig
 from models.probes.head import LinearHead
 from pipelines.machine.console import escape
 from pipelines.probing.features import Features, as_array
-from pipelines.probing.fitted import FittedHead
+from pipelines.probing.worker import FittedHead
 from pipelines.sample import TEST_SPLIT, Task
 from pipelines.scoring.report.evaluation import Measured, SplitScores, measure
 from pipelines.training.ranks.results import Evaluation

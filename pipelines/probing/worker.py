@@ -1,9 +1,12 @@
-"""The fit of a probe on every rank, on its part of the features."""
+"""The fit of a probe on every rank, on its part of the features.
+
+The driver imports this module too: TensorFlow is imported only on the ranks.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +17,49 @@ from models.probes.head import LinearHead, Link, standardisation
 from models.probes.solvers import Array, fit_hinge, fit_logistic
 from pipelines.launch.rank.report import StoppedOnRequest, step_done, stop_requested
 from pipelines.probing.features import Features
-from pipelines.probing.fitted import FittedHead, FittedPenalty
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT, Task
-from pipelines.training.ranks.collective import HorovodCollective
 from pipelines.training.ranks.events import PenaltyFitted, tell
+
+if TYPE_CHECKING:
+    from pipelines.training.ranks.collective import HorovodCollective
+
+
+@dataclass(frozen=True)
+class FittedPenalty:
+    """The result of one penalty."""
+
+    l2: float
+    score: float
+    """Metric on the validation split that compares penalties; NaN without such a split."""
+    objective: float
+    exchanges: int
+    """Number of sums over ranks during the fit."""
+    residual: float
+    """Value that the solver compares with its tolerance."""
+    converged: bool
+
+
+@dataclass(frozen=True)
+class FittedHead:
+    """The head of the chosen penalty, the same on every rank."""
+
+    head: LinearHead
+    chosen: FittedPenalty
+    tried: tuple[FittedPenalty, ...]
+    """All penalties, the largest first."""
+    metric: str
+    """Name of the metric that compares penalties on the validation split."""
+
+
+def fit(features: Features, task: Task, solver: SolverConfig, penalties: Sequence[float]) -> FittedHead:
+    """Join the ranks, and fit as `fit_head` does."""
+    from pipelines.training.ranks.collective import HorovodCollective
+
+    return fit_head(features, task, solver, penalties, HorovodCollective())
 
 
 def fit_head(
-    features: Features, task: Task, solver: SolverConfig, penalties: Sequence[float], collective: HorovodCollective
+    features: Features, task: Task, solver: SolverConfig, penalties: Sequence[float], collective: "HorovodCollective"
 ) -> FittedHead:
     """Fit a head for each penalty, and choose one on the validation split; every rank makes the same call.
 
@@ -84,7 +122,7 @@ class _RankSamples:
     targets: NDArray[np.uint8]
 
 
-def _part(features: Features, split: str, collective: HorovodCollective) -> _RankSamples:
+def _part(features: Features, split: str, collective: "HorovodCollective") -> _RankSamples:
     rows, rank, ranks = features.rows(split), collective.rank, collective.size
     start, stop = rows * rank // ranks, rows * (rank + 1) // ranks
     # A rank without samples reads one to get the numbers of features and classes.
@@ -92,7 +130,7 @@ def _part(features: Features, split: str, collective: HorovodCollective) -> _Ran
     return _RankSamples(read["features"][: stop - start], read["targets"][: stop - start])
 
 
-def _score(head: LinearHead, validation: _RankSamples, task: Task, collective: HorovodCollective) -> float:
+def _score(head: LinearHead, validation: _RankSamples, task: Task, collective: "HorovodCollective") -> float:
     """Return the metric of all samples that compares penalties; it is the same on every rank."""
     probabilities = collective.concatenate(head.probabilities(validation.features))
     targets = collective.concatenate(validation.targets)

@@ -179,8 +179,8 @@ def _check_alike(runs: Sequence["RecordedRun"], names: Sequence[str]) -> None:
             before, value = _value(runs[0], key), _value(run, key)
             if value != before:
                 raise ValueError(
-                    f"--run {runs[0].run_id} and --run {run.run_id} have different {key}, {before} and {value}, so that "
-                    "their times do not belong together: take trainings with the same one"
+                    f"--run {runs[0].run_id} and --run {run.run_id} have different {key}, {before} and {value}, so "
+                    "that their times do not belong together: take trainings with the same one"
                 )
 
 
