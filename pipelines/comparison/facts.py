@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from models.schedules import SCALINGS, scaled_learning_rate
 from pipelines.comparison.run import EPOCH, PAYLOAD, SCORES, SECONDS, STEP, ComparedRun, best_row
-from pipelines.tracking.metrics import is_lower_better
 
 
 @dataclass(frozen=True)
@@ -70,11 +69,6 @@ def facts_of(run: ComparedRun, metric: str) -> Facts:
         payload_bytes=_last(run, PAYLOAD),
         trouble=_trouble(run),
     )
-
-
-def is_better(value: float, than: float, metric: str) -> bool:
-    """Return whether a value of the metric is better than another."""
-    return value < than if is_lower_better(metric) else value > than
 
 
 def chosen_metric(runs: Sequence[ComparedRun], wanted: str | None) -> str:

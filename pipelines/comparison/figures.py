@@ -8,8 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter, NullLocator
 
-from pipelines.comparison.facts import is_better
-from pipelines.comparison.groups import DatasetGroups, Group, Spread, labels_of
+from pipelines.comparison.groups import DatasetGroups, Group, Spread, best_group, labels_of, rank
 from pipelines.comparison.run import PAYLOAD, SECONDS, STEP, ComparedRun
 from pipelines.dataset.report.figures import Colors, Plot
 from pipelines.dataset.report.figures import plot as themed_plot
@@ -20,10 +19,8 @@ PALETTE = ("#3b7dd8", "#e07b1a", "#2f9e62", "#d24a4a", "#8e63c9", "#1499a6", "#c
 GREY = "#8d96a3"
 WIDE, NARROW = 680, 344
 """Widths of a plot on a desktop and on a phone, in CSS pixels."""
-_HEIGHT = 258
 _MARGINS = (50, 12, 40, 10)
 _FONT = 8
-_MUCH = 20.0
 _FOLLOWS_THE_BATCH = (
     "global_batch_size",
     "launch.num_workers",
@@ -64,7 +61,7 @@ class BatchSizeSeries:
 
 def colors_of(groups: Sequence[Group], metric: str) -> dict[int, str]:
     """Return the colour by number of the group: the best groups have their own colours, the others are grey."""
-    best = sorted(groups, key=lambda group: _rank(group, metric))[: len(PALETTE)]
+    best = sorted(groups, key=lambda group: rank(group, metric))[: len(PALETTE)]
     shown = sorted(group.number for group in best)
     return {group.number: GREY for group in groups} | dict(zip(shown, PALETTE, strict=False))
 
@@ -93,7 +90,7 @@ def curves(groups: Sequence[Group], name: str, axis: Axis, colors: dict[int, str
     lines = lines_over(groups, name, axis, colors)
     if not any(len(line.points) > 1 for line in lines):
         return None
-    return themed_plot(lambda plot, scheme: draw_lines(plot, scheme, lines, name, axis), NARROW, _HEIGHT, _MARGINS)
+    return themed_plot(lambda plot, scheme: draw_lines(plot, scheme, lines, name, axis), NARROW, 258, _MARGINS)
 
 
 def draw_lines(plot: Axes, scheme: Colors, lines: Sequence[Line], name: str, axis: Axis) -> None:
@@ -106,7 +103,7 @@ def draw_lines(plot: Axes, scheme: Colors, lines: Sequence[Line], name: str, axi
         if line.is_diverged:
             plot.plot(xs[-1:], ys[-1:], "x", color=line.color, markersize=6)
     ends = [line.points[-1][0] for line in lines if line.points[-1][0] > 0]
-    if ends and max(ends) / min(ends) > _MUCH:
+    if ends and max(ends) / min(ends) > 20:
         plot.set_xscale("log")
         plot.xaxis.set_minor_formatter(NullFormatter())
     else:
@@ -192,18 +189,15 @@ def _timed(groups: Sequence[Group]) -> list[tuple[Group, int, float]]:
 
 
 def _variant(groups: Sequence[Group], label: str, metric: str) -> BatchSizeSeries:
-    best: dict[int, Spread] = {}
-    diverged: set[int] = set()
+    of_size: dict[int, list[Group]] = {}
     for group in groups:
-        size, score = group.first.global_batch_size, group.score
-        if size is None:
-            continue
-        if score is None:
-            diverged |= {size} if group.diverged else set()
-        elif size not in best or is_better(score.mean, best[size].mean, metric):
-            best[size] = score
-    points = tuple(sorted(best.items(), key=lambda point: point[0]))
-    return BatchSizeSeries(label, points, tuple(sorted(diverged - best.keys())))
+        if (size := group.first.global_batch_size) is not None:
+            of_size.setdefault(size, []).append(group)
+    best = {size: best_group(of_size[size], metric) for size in sorted(of_size)}
+    points = tuple((size, group.score) for size, group in best.items() if group and group.score)
+    without = [size for size, group in best.items() if group is None]
+    diverged = tuple(size for size in without if any(group.diverged for group in of_size[size]))
+    return BatchSizeSeries(label, points, diverged)
 
 
 def _points(run: ComparedRun, name: str, axis: Axis) -> list[tuple[float, float]]:
@@ -225,10 +219,3 @@ def _label(plot: Axes, scheme: Colors, x: str, y: str) -> None:
     plot.set_xlabel(x, color=scheme.text, fontsize=_FONT)
     plot.set_ylabel(y, color=scheme.text, fontsize=_FONT)
     plot.grid(alpha=0.25, color=scheme.text, linewidth=0.5)
-
-
-def _rank(group: Group, metric: str) -> tuple[bool, float]:
-    score = group.score
-    if score is None:
-        return True, 0.0
-    return False, score.mean if is_better(0.0, 1.0, metric) else -score.mean

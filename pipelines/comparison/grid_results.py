@@ -16,14 +16,13 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pipelines.comparison.run import SEED, ComparedRun, StoredModel, problem_of
 from pipelines.storage.whole_files import NO_LOCKS, os_errors_as
 
-VERSION: Literal[1] = 1
 _log = logging.getLogger(__name__)
 
 
 class ResultsLine(StoredModel):
     """The base of all lines."""
 
-    format_version: Literal[1] = VERSION
+    format_version: Literal[1] = 1
 
 
 class GridLine(ResultsLine):
@@ -118,11 +117,10 @@ class ResultsFile:
         self.lines.append(line)
 
     def _end_last_line(self, data: bytes) -> None:
-        end = data.rfind(b"\n") + 1
         if len(self.lines) > data.count(b"\n"):
             os.write(self._file, b"\n")
         else:
-            os.ftruncate(self._file, end)
+            os.ftruncate(self._file, data.rfind(b"\n") + 1)
 
     def close(self) -> None:
         """Close the file, so that another process can write."""

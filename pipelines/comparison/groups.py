@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, get_args
 
 from conf.keys import find, nested
-from pipelines.comparison.facts import Facts, facts_of, is_better, number
+from pipelines.comparison.facts import Facts, facts_of, number
 from pipelines.comparison.run import DEFAULT_READER, EPOCH, PAYLOAD, SECONDS, SEED, STEP, ComparedRun
 from pipelines.tracking.metrics import is_lower_better
 
@@ -116,7 +116,7 @@ class Group:
 
     def reached(self, metric: str, target: float) -> Reached | None:
         """Return the cost of reaching a value of the metric; None if no training that ended well reached it."""
-        rows = {facts.run.run_id: _first_row(facts.run, metric, target) or {} for facts in self.members}
+        rows = {facts.run.run_id: _first_row(facts.run, metric, target) for facts in self.members}
 
         def of(column: str) -> list[float]:
             return self._by_seed(lambda facts: rows[facts.run.run_id].get(column))
@@ -236,12 +236,15 @@ def _words(key: str, value: str | None) -> str:
 
 def best_group(groups: Sequence[Group], metric: str) -> Group | None:
     """Return the group with the best mean score."""
-    best: Group | None = None
-    for group in groups:
-        score, than = group.score, best.score if best else None
-        if score is not None and (than is None or is_better(score.mean, than.mean, metric)):
-            best = group
-    return best
+    best = min(groups, key=lambda group: rank(group, metric), default=None)
+    return None if best is None or best.score is None else best
+
+
+def rank(group: Group, metric: str) -> tuple[bool, float]:
+    """Return a key that sorts groups by their mean score, the best first; groups without a score are last."""
+    if group.score is None:
+        return True, 0.0
+    return False, group.score.mean if is_lower_better(metric) else -group.score.mean
 
 
 def default_target(groups: Sequence[Group], metric: str) -> float | None:
@@ -262,11 +265,12 @@ def _network(group: Group) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(each for each in group.settings.items() if each[0].startswith(("model.", "input."))))
 
 
-def _first_row(run: ComparedRun, metric: str, target: float) -> dict[str, float | None] | None:
-    for row, value in enumerate(run.history.get(metric, [])):
-        if value is not None and (value == target or is_better(value, target, metric)):
-            return {name: column[row] for name, column in run.history.items()}
-    return None
+def _first_row(run: ComparedRun, metric: str, target: float) -> dict[str, float | None]:
+    """Return the first row of the history at which the metric has reached the target; empty if there is none."""
+    sign = 1 if is_lower_better(metric) else -1
+    values = enumerate(run.history.get(metric, []))
+    row = next((row for row, value in values if value is not None and sign * value <= sign * target), None)
+    return {} if row is None else {name: column[row] for name, column in run.history.items()}
 
 
 def _sortable(text: str | None) -> tuple[int, float, str]:
@@ -281,9 +285,8 @@ def _readable(text: str | None) -> str:
     return f"{int(value):,}" if value == int(value) and abs(value) < 1e9 else f"{value:.4g}"
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
 
 
 def with_defaults(runs: Sequence[ComparedRun]) -> list[ComparedRun]:

@@ -4,7 +4,7 @@ import base64
 import html
 import io
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from matplotlib.lines import Line2D
 
@@ -17,9 +17,6 @@ from pipelines.dataset.report.html import render
 from pipelines.dataset.report.tables import shorten
 from pipelines.machine.cell_figure import CellFigure
 from pipelines.tracking.metrics import is_lower_better
-
-if TYPE_CHECKING:
-    pass
 
 _LONG = 120
 _CURVES = {
@@ -40,8 +37,6 @@ _COLUMNS = {
     "diverged": "diverged",
 }
 _ON_WHITE = Colors(text="#333333", fill="#3b74c4", mark="#b3410e")
-_WIDTH_INCHES, _HEIGHT_INCHES = 9.0, 3.6
-_LEGEND_LETTERS = 60
 
 
 def comparison_page(
@@ -171,7 +166,7 @@ def _name(part: DatasetGroups) -> str:
 
 def curves_of(parts: Sequence[DatasetGroups], metric: str) -> CellFigure:
     """Plot the metric of every training by samples seen and by training time, with a row of plots per dataset."""
-    figure = CellFigure(figsize=(_WIDTH_INCHES, _HEIGHT_INCHES * len(parts)), layout="constrained")
+    figure = CellFigure(figsize=(9.0, 3.6 * len(parts)), layout="constrained")
     for plots, part in zip(figure.subplots(len(parts), 2, squeeze=False), parts, strict=True):
         colors = figures.colors_of(part.groups, metric)
         for plot, axis in zip(plots, (figures.SAMPLES, figures.TIME), strict=True):
@@ -183,9 +178,7 @@ def curves_of(parts: Sequence[DatasetGroups], metric: str) -> CellFigure:
                 plot.text(0.5, 0.5, f"{metric} by {axis.label} is not recorded", ha="center", transform=plot.transAxes)
         named = [group for group in part.groups if colors[group.number] != figures.GREY]
         keys = [Line2D([], [], color=colors[group.number]) for group in named]
-        plots[0].legend(
-            keys, [f"{group.number} {shorten(group.label, _LEGEND_LETTERS)}" for group in named], fontsize=8
-        )
+        plots[0].legend(keys, [f"{group.number} {shorten(group.label, 60)}" for group in named], fontsize=8)
     return figure
 
 

@@ -44,12 +44,9 @@ _LEFT_OUT = (
     "training.global_batch_size",
     "training.accumulation_steps",
 )
-_NOTHING = ("None", "")
-_DIGITS = 5
 
 Column = list[float | None]
 
-_VERSION: Literal[1] = 1
 SAVED_MARK = b'"runs": ['
 """Bytes near the beginning of every file of trainings."""
 
@@ -137,7 +134,7 @@ def decisive_settings(settings: Mapping[str, str]) -> dict[str, str]:
         for key, value in sorted(settings.items())
         if (key.partition(".")[0] in _SECTIONS or key in _FURTHER or key in DEFAULT_READER)
         and key not in _LEFT_OUT
-        and value not in (*_NOTHING, DEFAULT_READER.get(key))
+        and value not in ("None", "", DEFAULT_READER.get(key))
     }
 
 
@@ -151,16 +148,24 @@ def best_row(values: Sequence[float | None], metric: str) -> int | None:
 def _history(run: RecordedRun) -> dict[str, Column]:
     """Return the columns by epoch; epochs end at the steps of the training loss."""
     steps = [point.step for point in run.curves.get("train/loss", [])]
-    columns: dict[str, Column] = {EPOCH: [float(row + 1) for row in range(len(steps))]}
-    columns[STEP] = [float(step) for step in steps]
-    columns[SECONDS] = _seconds(run, steps)
-    totals = {point.step: point.value for point in run.curves.get(_TOTAL_PAYLOAD, [])}
-    columns[PAYLOAD] = [_finite(totals.get(step)) for step in steps]
-    for name, curve in run.curves.items():
-        if name == "train/loss" or name.partition("/")[0] in CURVE_GROUPS:
-            values = {point.step: point.value for point in curve}
-            columns[name] = [_finite(values.get(step)) for step in steps]
+
+    def at_ends(name: str) -> Column:
+        values = {point.step: point.value for point in run.curves.get(name, [])}
+        return [_finite(values.get(step)) for step in steps]
+
+    columns: dict[str, Column] = {
+        EPOCH: [float(row + 1) for row in range(len(steps))],
+        STEP: [float(step) for step in steps],
+        SECONDS: _seconds(run, steps),
+        PAYLOAD: at_ends(_TOTAL_PAYLOAD),
+        **{name: at_ends(name) for name in run.curves if _is_value(name)},
+    }
     return {name: [None if value is None else _short(value) for value in column] for name, column in columns.items()}
+
+
+def _is_value(name: str) -> bool:
+    """Return whether a column is the training loss or a score."""
+    return name == "train/loss" or name.partition("/")[0] in CURVE_GROUPS
 
 
 def _seconds(run: RecordedRun, steps: Sequence[int]) -> Column:
@@ -186,8 +191,7 @@ def _thinned(history: dict[str, Column], rows: int | None) -> dict[str, Column]:
     # The first epoch's loss identifies a diverged training.
     chosen = {0, *(round((number + 1) * count / rows) - 1 for number in range(rows))}
     for name, column in history.items():
-        is_value = name == "train/loss" or name.partition("/")[0] in CURVE_GROUPS
-        if is_value and (best := best_row(column, name)) is not None:
+        if _is_value(name) and (best := best_row(column, name)) is not None:
             chosen.add(best)
         if name in SCORES and not is_lower_better(name):  # keeps exact when a score was first reached
             chosen |= _rises(column)
@@ -210,7 +214,7 @@ def _finite(value: float | None) -> float | None:
 
 def _short(value: float) -> float:
     """Return the value with the digits that a comparison shows; whole numbers stay unchanged."""
-    return value if value == int(value) else float(f"{value:.{_DIGITS}g}")
+    return value if value == int(value) else float(f"{value:.5g}")
 
 
 class _SavedRuns(StoredModel):
@@ -227,7 +231,7 @@ def save_runs(runs: Sequence[ComparedRun], path: Path) -> None:
     if path.is_file() and path.stat().st_size:
         read_runs(path)  # refuses another kind of file, such as the results of a grid
     lines = ",\n".join(run.model_dump_json() for run in runs)
-    write_text(path, f'{{"format_version": {_VERSION}, "runs": [\n{lines}\n]}}\n')
+    write_text(path, f'{{"format_version": 1, "runs": [\n{lines}\n]}}\n')
 
 
 def read_runs(path: Path) -> list[ComparedRun]:

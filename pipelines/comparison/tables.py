@@ -38,10 +38,10 @@ def recipe_rows(part: DatasetGroups) -> list[dict[str, Any]]:
             "steps": _range([facts.steps or 0 for facts in group.members]),
             "score": score_text(group.score),
             "last": score_text(group.spread(lambda facts: facts.last)),
-            "time": duration(_mean(group.spread(lambda facts: facts.seconds))),
-            "per_step": seconds_text(_mean(group.spread(lambda facts: facts.seconds_per_step))),
-            "rate_of_images": _number(_mean(group.spread(lambda facts: facts.images_per_second))),
-            "bytes": size_text(_mean(group.spread(lambda facts: facts.payload_bytes))),
+            "time": _shown(_mean(group.spread(lambda facts: facts.seconds)), duration),
+            "per_step": _shown(_mean(group.spread(lambda facts: facts.seconds_per_step)), _seconds_text),
+            "rate_of_images": _shown(_mean(group.spread(lambda facts: facts.images_per_second)), _number),
+            "bytes": _shown(_mean(group.spread(lambda facts: facts.payload_bytes)), _size_text),
             "speedup": _shown(speedup(group, baseline_of(part, group)), "{:.2f}".format),
             "efficiency": _shown(efficiency(group, baseline_of(part, group)), lambda ratio: f"{100 * ratio:.0f} %"),
             "diverged": group.diverged,
@@ -88,12 +88,12 @@ def target_rows(part: DatasetGroups, metric: str, target: float) -> list[dict[st
             "reached": reached is not None,
             "of": f"{reached.seeds if reached else 0} of {group.seeds}",
             "epochs": f"{reached.epochs:.3g}" if reached else UNKNOWN,
-            "steps": _number(reached.steps if reached else None),
-            "samples": _number(reached.samples if reached else None),
+            "steps": _shown(reached.steps if reached else None, _number),
+            "samples": _shown(reached.samples if reached else None, _number),
             "seconds": reached.seconds if reached else None,
-            "time": duration(reached.seconds if reached else None),
+            "time": _shown(reached.seconds if reached else None, duration),
             "width": (reached.seconds or 0.0) / longest if reached else 0.0,
-            "bytes": size_text(reached.payload_bytes if reached else None),
+            "bytes": _shown(reached.payload_bytes if reached else None, _size_text),
         }
         for group, reached in rows
     ]
@@ -140,11 +140,9 @@ def table_rows(parts: Sequence[DatasetGroups], metric: str, target_of: Sequence[
 
 def runs_csv(parts: Sequence[DatasetGroups], metric: str) -> str:
     """Return every training as a row of CSV, with all its settings and last values."""
-    rows: list[dict[str, Any]] = []
-    for part in parts:
-        for group in part.groups:
-            rows += [_run_row(part, group, facts, metric) for facts in group.members]
-    return csv_of(rows)
+    return csv_of(
+        [_run_row(part, group, facts, metric) for part in parts for group in part.groups for facts in group.members]
+    )
 
 
 def speedup(group: Group, baseline: Group | None) -> float | None:
@@ -168,27 +166,21 @@ def score_text(score: Spread | None) -> str:
     return f"{score.mean:.4f}" + (f" ± {score.deviation:.4f}" if score.deviation is not None else "")
 
 
-def duration(seconds: float | None) -> str:
+def duration(seconds: float) -> str:
     """Return a readable time."""
-    if seconds is None:
-        return UNKNOWN
     if seconds < 100:
         return f"{seconds:.3g} s"
     minutes = seconds / 60
     return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
 
 
-def seconds_text(seconds: float | None) -> str:
+def _seconds_text(seconds: float) -> str:
     """Return a short time as text."""
-    if seconds is None:
-        return UNKNOWN
     return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
-def size_text(size: float | None) -> str:
+def _size_text(size: float) -> str:
     """Return a number of bytes as text."""
-    if size is None:
-        return UNKNOWN
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.3g} {unit}"
@@ -261,7 +253,5 @@ def _range(values: Sequence[int]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def _number(value: float | None) -> str:
-    if value is None:
-        return UNKNOWN
+def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

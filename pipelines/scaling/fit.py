@@ -78,7 +78,8 @@ def resampled(measurements: Measurements, draws: int, seed: int = 0) -> list[Par
     Returns:
         None if no step and no operation was measured more than once.
     """
-    if max(len(point.seconds) for point in (*measurements.compute, *measurements.collectives)) < 2:
+    repeats = [point.seconds for point in measurements.compute] + [point.seconds for point in measurements.collectives]
+    if max(map(len, repeats)) < 2:
         return None
     random = np.random.default_rng(seed)
     fits = []
