@@ -200,27 +200,30 @@ def labels_of(settings: Sequence[dict[str, str]], differing: Sequence[str]) -> l
     A value that most choices share is left out; labels always contain optimizer and batch size.
     """
     keys = telling_keys(settings, differing)
-    usual = {}
-    for key in keys:
-        value, count = Counter(each.get(key) for each in settings).most_common(1)[0]
-        if key not in _ALWAYS_NAMED and count >= _USUAL * len(settings):
-            usual[key] = value
-    labels = []
-    for each in settings:
+    commonest = {key: Counter(each.get(key) for each in settings).most_common(1)[0] for key in keys}
+    usual = {
+        key: value
+        for key, (value, count) in commonest.items()
+        if key not in _ALWAYS_NAMED and count >= _USUAL * len(settings)
+    }
+
+    def label(each: dict[str, str]) -> str:
         named = [key for key in keys if key not in usual or each.get(key) != usual[key]]
-        labels.append(", ".join(_words(key, each.get(key)) for key in named or keys) or "all")
-    return labels
+        return ", ".join(_words(key, each.get(key)) for key in named or keys) or "all"
+
+    return [label(each) for each in settings]
 
 
 def telling_keys(settings: Sequence[dict[str, str]], differing: Sequence[str]) -> list[str]:
     """Return the first keys that together distinguish all settings."""
+
+    def combinations(keys: Sequence[str]) -> int:
+        return len({tuple(each.get(key) for key in keys) for each in settings})
+
     chosen: list[str] = []
-    last = 1
     for key in differing:
-        now = len({tuple(each.get(name) for name in [*chosen, key]) for each in settings})
-        if now > last:
+        if combinations([*chosen, key]) > combinations(chosen):
             chosen.append(key)
-            last = now
     return chosen
 
 

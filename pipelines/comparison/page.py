@@ -85,26 +85,21 @@ def notes_of(parts: Sequence[DatasetGroups], metric: str) -> list[str]:
                 f"No training on {_name(part)} has {metric}. To compare these, choose another metric, such as "
                 f"{known[0]}."
             )
-    if len(parts) > 1:
-        notes.append(
-            f"The trainings are of {len(parts)} datasets ({', '.join(_name(part) for part in parts)}), which are shown "
-            "one after the other and not averaged."
-        )
     diverged = sum(facts.is_diverged for facts in members)
     others = sum(bool(facts.trouble) and not facts.is_diverged for facts in members)
-    if diverged:
-        notes.append(f"{diverged} of {len(members)} trainings diverged. They are marked, and no mean includes them.")
-    if others:
-        notes.append(f"{others} of {len(members)} trainings have not finished. No mean includes them.")
     repeated = sum(len(group.members) - group.seeds for part in parts for group in part.groups)
-    if repeated:
-        notes.append(
-            f"{repeated} of {len(members)} trainings repeat recipe and seed of another one. Means and deviations are "
-            "over the seeds, and each seed counts once."
-        )
-    if not any(score in facts.run.history for score in SCORES for facts in members):
-        notes.append("No training was validated, so nothing here tells how well they do on other images.")
-    return notes
+    further = {
+        f"The trainings are of {len(parts)} datasets ({', '.join(_name(part) for part in parts)}), which are shown "
+        "one after the other and not averaged.": len(parts) > 1,
+        f"{diverged} of {len(members)} trainings diverged. They are marked, and no mean includes them.": diverged,
+        f"{others} of {len(members)} trainings have not finished. No mean includes them.": others,
+        f"{repeated} of {len(members)} trainings repeat recipe and seed of another one. Means and deviations are "
+        "over the seeds, and each seed counts once.": repeated,
+        "No training was validated, so nothing here tells how well they do on other images.": not any(
+            score in facts.run.history for score in SCORES for facts in members
+        ),
+    }
+    return notes + [note for note, holds in further.items() if holds]
 
 
 def _part(part: DatasetGroups, metric: str, target: float | None) -> dict[str, Any]:

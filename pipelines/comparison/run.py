@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -176,12 +177,8 @@ def _seconds(run: RecordedRun, steps: Sequence[int]) -> Column:
     batch = float(run.parameters.get("global_batch_size", "nan"))
     rates = {point.step: point.value for point in run.curves.get("speed/images_per_second", []) if point.value > 0}
     usual = statistics.median(rates.values()) if rates else math.nan
-    total, before, column = 0.0, 0, []
-    for step in steps:
-        total += (step - before) * batch / rates.get(step, usual)
-        before = step
-        column.append(_finite(total))
-    return column
+    spans = [(step - before) * batch / rates.get(step, usual) for before, step in pairwise([0, *steps])]
+    return [_finite(total) for total in accumulate(spans)]
 
 
 def _thinned(history: dict[str, Column], rows: int | None) -> dict[str, Column]:
@@ -200,12 +197,9 @@ def _thinned(history: dict[str, Column], rows: int | None) -> dict[str, Column]:
 
 def _rises(column: Column) -> set[int]:
     """Return the rows with a higher value than all before."""
-    rows, highest = set(), -math.inf
-    for row, value in enumerate(column):
-        if value is not None and value > highest:
-            rows.add(row)
-            highest = value
-    return rows
+    values = [-math.inf if value is None else value for value in column]
+    before = accumulate([-math.inf, *values], max)
+    return {row for row, (value, highest) in enumerate(zip(values, before, strict=False)) if value > highest}
 
 
 def _finite(value: float | None) -> float | None:

@@ -75,9 +75,7 @@ class Features:
         """
         stop = self.rows(split) if stop is None else stop
         first = 0
-        for part in self.files:
-            if part.split != split:
-                continue
+        for part in [file for file in self.files if file.split == split]:
             if first < stop and start < first + part.rows:
                 yield from self._read_file(part.file, columns, start - first, stop - first)
             first += part.rows

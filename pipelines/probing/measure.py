@@ -103,10 +103,9 @@ def penalty_lines(fitted: FittedHead, solver: SolverConfig) -> list[str]:
         for each in fitted.tried
         if not each.converged
     ]
-    if len(fitted.tried) > 1 and fitted.chosen.l2 == fitted.tried[0].l2:
-        lines.append("the chosen penalty is the largest of probe.l2: a larger one may be better")
-    if len(fitted.tried) > 1 and fitted.chosen.l2 == fitted.tried[-1].l2:
-        lines.append("the chosen penalty is the smallest of probe.l2: a smaller one may be better")
+    for extreme, end, further in ((fitted.tried[0], "largest", "larger"), (fitted.tried[-1], "smallest", "smaller")):
+        if len(fitted.tried) > 1 and fitted.chosen.l2 == extreme.l2:
+            lines.append(f"the chosen penalty is the {end} of probe.l2: a {further} one may be better")
     return lines
 
 

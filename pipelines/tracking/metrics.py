@@ -159,23 +159,18 @@ def is_lower_better(name: str) -> bool:
     return name.endswith("loss")
 
 
-def is_listed(name: str, own: Sequence[str] = ()) -> bool:
-    """Return whether `described` has a name; scores of `evaluate` may also be of another split than `test`.
+def unlisted(names: Iterable[str], own: Sequence[str] = ()) -> list[str]:
+    """Return the names that `described` does not have; scores of `evaluate` may also be of another split than `test`.
 
     Args:
-        name: Group and name, such as "val/f1_micro".
+        names: Groups and names, such as "val/f1_micro".
         own: Names of the user's own metrics in validation and evaluation, and of the figures of the user's own
             training mode.
     """
-    return not unlisted([name], own)
-
-
-def unlisted(names: Iterable[str], own: Sequence[str] = ()) -> list[str]:
-    """Return the names for which `is_listed` is false."""
     known, rests = {*described(), *own}, {*_EVALUATION, *own}
-    found = []
-    for name in names:
+
+    def is_listed(name: str) -> bool:
         group, _, rest = name.partition("/")
-        if not (name in known or rest in rests or (group == SYSTEM_GROUP and "/" in rest)):
-            found.append(name)
-    return found
+        return name in known or rest in rests or (group == SYSTEM_GROUP and "/" in rest)
+
+    return [name for name in names if not is_listed(name)]

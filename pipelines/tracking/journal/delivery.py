@@ -305,9 +305,8 @@ def log_points(client: MlflowClient, uri: str, run_id: str, rows: Sequence[Row])
         }
         for name, step, value, milliseconds in rows
     ]
-    content = {"run_id": run_id, "metrics": points}
     credentials = get_default_host_creds(uri)  # type: ignore[no-untyped-call]
-    response = http_request(credentials, _ENDPOINT, "POST", json=content)  # type: ignore[no-untyped-call]
+    response = http_request(credentials, _ENDPOINT, "POST", json={"run_id": run_id, "metrics": points})  # type: ignore[no-untyped-call]
     verify_rest_response(response, _ENDPOINT)
 
 

@@ -19,13 +19,12 @@ def guarded(run: TrackedRun) -> Iterator[None]:
     if run.is_offline:
         yield
         return
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "pipelines.tracking.journal.guard_main"],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env=environment,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         start_new_session=True,  # a signal to the driver's process group does not reach it
     )
     assert process.stdin is not None

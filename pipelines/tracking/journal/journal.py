@@ -82,7 +82,7 @@ class Journal:
         self.folder = folder if self._copy is None else Path(tempfile.mkdtemp(prefix="groundswell-journal-"))
         if self._copy is not None and self._copy.is_dir():
             shutil.copytree(self._copy, self.folder, dirs_exist_ok=True)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # methods under it call each other
         self._pending: deque[Entry] = deque()
         self._places: dict[int, tuple[int, int]] = {}  # offset and bytes of each entry's line
         self._next_number = 0
@@ -101,8 +101,11 @@ class Journal:
         Raises:
             OSError: The disk is full or cannot be written; the text names the journal.
         """
+        line = {"kind": kind, "after_step": after_step, "path": path, "content": dict(content)}
         with self._lock:
-            self._append(kind, content, after_step, path)
+            self._places[self._next_number] = self._write({"entry": self._next_number, **line})
+            self._pending.append(Entry(self._next_number, kind, after_step, path))
+            self._next_number += 1
 
     def append_file(self, data: bytes, path: str, *, after_step: int) -> None:
         """Add an entry that writes an artifact.
@@ -117,7 +120,7 @@ class Journal:
                 file.parent.mkdir()
                 file.write_bytes(data)
                 self._unsynced.append(file)
-                self._append("file", {"file": name}, after_step, path)
+                self.append("file", {"file": name}, after_step=after_step, path=path)
             except OSError as error:
                 shutil.rmtree(file.parent, ignore_errors=True)  # the next entry gets the same number
                 raise OSError(error.errno, error.strerror, str(self.folder)) from error
@@ -161,11 +164,7 @@ class Journal:
     def content(self, entry: Entry) -> dict[str, Any]:
         """Return the content of an entry."""
         with self._lock:
-            return self._content(entry)
-
-    def _content(self, entry: Entry) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads(self._line(entry))["content"]
-        return content
+            return dict(json.loads(self._line(entry))["content"])
 
     def _line(self, entry: Entry) -> bytes:
         """Return the line of an entry, without its end."""
@@ -210,7 +209,7 @@ class Journal:
                 OSError, ValueError
             ):  # a full disk or a closed file: the entry is delivered again, which is harmless
                 if entry.kind == "file":
-                    shutil.rmtree(self.file_of(self._content(entry)).parent, ignore_errors=True)
+                    shutil.rmtree(self.file_of(self.content(entry)).parent, ignore_errors=True)
                 self._write({"delivered": entry.number})
             self._places.pop(entry.number, None)
 
@@ -227,18 +226,6 @@ class Journal:
                 shutil.rmtree(self.folder, ignore_errors=True)
                 if not self._pending:
                     remove_if_empty(self._copy)
-
-    def _append(self, kind: Kind, content: Mapping[str, Any], after_step: int, path: str) -> None:
-        line = {
-            "entry": self._next_number,
-            "kind": kind,
-            "after_step": after_step,
-            "path": path,
-            "content": dict(content),
-        }
-        self._places[self._next_number] = self._write(line)
-        self._pending.append(Entry(self._next_number, kind, after_step, path))
-        self._next_number += 1
 
     def _shorten(self) -> None:
         """Remove delivered entries if they are most of a long file."""

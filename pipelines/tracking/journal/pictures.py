@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -14,11 +14,6 @@ LARGEST_COST = 0.002
 """Largest share of the time since the start that drawing may take during a training, in processor time."""
 _LONGEST_PAUSE_SECONDS = 1.0
 _log = logging.getLogger(__name__)
-
-
-class _Order(NamedTuple):
-    draw: Draw
-    after_step: int
 
 
 class Pictures:
@@ -31,11 +26,11 @@ class Pictures:
             take: Called with each picture, its path and its step, from the thread.
         """
         self._take = take
-        self._orders: dict[str, _Order] = {}
+        self._orders: dict[str, tuple[Draw, int]] = {}  # and the step, by path
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._started = time.monotonic()
-        self._seconds = 0.0
+        self._seconds = 0.0  # processor time of all drawing
         self._finishes = False
 
     def order(self, path: str, draw: Draw, *, after_step: int) -> None:
@@ -47,7 +42,7 @@ class Pictures:
             after_step: Optimizer steps that the picture covers.
         """
         with self._changed:
-            self._orders[path] = _Order(draw, after_step)
+            self._orders[path] = draw, after_step
             if self._thread is None:
                 self._thread = threading.Thread(target=self._draw_all, name="pictures", daemon=True)
                 self._thread.start()
@@ -67,11 +62,6 @@ class Pictures:
             self._thread = None
         self._finishes = False
 
-    @property
-    def seconds(self) -> float:
-        """Processor time of all drawing so far, in seconds."""
-        return self._seconds
-
     def _draw_all(self) -> None:
         while True:
             with self._changed:
@@ -80,10 +70,10 @@ class Pictures:
                         return
                     self._changed.wait(_LONGEST_PAUSE_SECONDS)
                 path = next(iter(self._orders))
-                order = self._orders.pop(path)
+                draw, after_step = self._orders.pop(path)
             before = time.thread_time()
             try:
-                self._take(order.draw(), path, order.after_step)
+                self._take(draw(), path, after_step)
             except Exception:  # training continues; the next version of the picture may succeed
                 _log.warning("%s was not drawn", path, exc_info=True)
             self._seconds += time.thread_time() - before

@@ -1,7 +1,7 @@
 """Later writes of data that a training could not write to the store: run, records, model and status."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -130,14 +130,11 @@ def _deliver(run: TrackedRun, folder: Path) -> int:
     """Deliver all journals of a run; return the number of entries that wait for a checkpoint."""
     waiting = 0
     for journal in sorted(path for path in journals(folder).glob("*") if path.is_dir()):
-        writer = RunWriter(run, journal)
-        try:
+        with closing(RunWriter(run, journal)) as writer:
             reason = writer.drain()
             if reason:
                 raise TrackingError(f"MLflow does not take what {journal} holds: {reason}")
             waiting += writer.pending
-        finally:
-            writer.close()
     remove_if_empty(journals(folder))
     return waiting
 
@@ -159,8 +156,7 @@ def _folders(output: Path) -> Iterator[Path]:
         raise ValueError(f"there is no folder {output}: give the training.output of the runs by --output")
     for folder in output.iterdir():
         try:
-            has_records = (folder / FILE_NAME).is_file() or journals(folder).is_dir()
-            is_run = has_records and not folder.is_symlink()
+            is_run = not folder.is_symlink() and ((folder / FILE_NAME).is_file() or journals(folder).is_dir())
         except OSError:  # a folder of another user, such as `lost+found`
             continue
         if is_run:

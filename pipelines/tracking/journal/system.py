@@ -74,6 +74,6 @@ def curves_of(samples: list[list[Sample]]) -> dict[str, list[Point]]:
     for rank, taken in enumerate(samples):
         for step, milliseconds, values in taken:
             for name, value in values.items():
-                points = curves.setdefault(f"{SYSTEM_GROUP}/rank-{rank}/{name}", [])
-                points.append(Point(step, float(value), milliseconds))
+                point = Point(step, float(value), milliseconds)
+                curves.setdefault(f"{SYSTEM_GROUP}/rank-{rank}/{name}", []).append(point)
     return curves

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipelines.tracking.journal.delivery import PATIENCE_SECONDS, Delivery, OnNews, Row, warn
 from pipelines.tracking.journal.journal import Journal
-from pipelines.tracking.journal.pictures import Draw, Pictures
+from pipelines.tracking.journal.pictures import Pictures
 from pipelines.tracking.metrics import unlisted
 from pipelines.tracking.store.store import TrackedRun
 
@@ -39,7 +39,8 @@ class RunWriter:
     """Writes to one run.
 
     Each method returns when the journal has the data. The data reaches the store later, in the same order: from a
-    thread after `start`, else within `drain`. Entries about steps that no checkpoint contains yet wait for `hold`.
+    thread after `start`, else within `drain`. Entries about steps that no checkpoint contains yet wait for
+    `checkpointed`. A thread of `pictures` draws and writes PNG artifacts.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class RunWriter:
         self._own_metrics = tuple(own_metrics)
         self._journal = Journal(folder, restart_step)
         self._delivery = Delivery(run, self._journal, on_news)
-        self._pictures = Pictures(self.figure)
+        self.pictures = Pictures(self.figure)
 
     def start(self) -> None:
         """Deliver from a thread from now on."""
@@ -80,8 +81,7 @@ class RunWriter:
         assert not wrong, f"not listed in pipelines/tracking/metrics.py: {wrong}"
         rows = [(name, point.step, float(point.value), point.milliseconds) for name in points for point in points[name]]
         for start in range(0, len(rows), _POINTS_PER_ENTRY):
-            content = {"points": rows[start : start + _POINTS_PER_ENTRY]}
-            self._journal.append("metrics", content, after_step=after_step)
+            self._journal.append("metrics", {"points": rows[start : start + _POINTS_PER_ENTRY]}, after_step=after_step)
         self._delivery.wake()
 
     def absent_metrics(self, by_step: Mapping[int, Mapping[str, float]], known_by: str, *, after_step: int = 0) -> None:
@@ -135,24 +135,6 @@ class RunWriter:
         image = io.BytesIO()
         figure.savefig(image, format="png")
         self.data(image.getvalue(), path, after_step=after_step)
-
-    def picture(self, draw: Draw, path: str, *, after_step: int = 0) -> None:
-        """Write a PNG artifact that a thread draws when that costs little, or in `finish_pictures`.
-
-        Args:
-            draw: Draws the picture from data that it owns; the thread calls it.
-            path: Path of the artifact; an earlier order of the same path that is not drawn yet is dropped.
-            after_step: Optimizer steps that the picture covers.
-        """
-        self._pictures.order(path, draw, after_step=after_step)
-
-    def hurry_pictures(self) -> None:
-        """Draw the newest version of every picture from now on, at any cost."""
-        self._pictures.hurry()
-
-    def finish_pictures(self) -> None:
-        """Draw the newest version of every picture, and wait for it."""
-        self._pictures.finish()
 
     def folder(self, folder: Path, path: str) -> None:
         """Write all files of a folder as artifacts, with their content at delivery."""

@@ -43,9 +43,12 @@ def log_once(
         card: Returns the text of the model card for the model's metrics.
     """
     client = MlflowClient(run.uri)
-    model_id = _logged_before(client, run, step, name)
-    if model_id is None:
-        model_id = _log_model(client, run, content, step, name)
+    complete = (
+        str(model.model_id)
+        for model in _models_of(client, run.run_id, step)
+        if (model.tags.get(_KIND), model.status) == (name, LoggedModelStatus.READY)
+    )
+    model_id = next(complete, None) or _log_model(client, run, content, step, name)
     _log_card(client, model_id, card)
     version = None if registered_name is None else _register(run, model_id, registered_name)
     return str(client.get_logged_model(model_id).name), version
@@ -125,15 +128,6 @@ def _shortened(card: str) -> str:
     if len(text) <= _LONGEST_DESCRIPTION:
         return text
     return f"{text[:_LONGEST_DESCRIPTION]}…\n\n(The whole card is the artifact {FILE_NAME}.)"
-
-
-def _logged_before(client: MlflowClient, run: TrackedRun, step: int, name: str) -> str | None:
-    """Return the identifier of a complete model that an earlier attempt logged under this name after the same steps."""
-    models = _models_of(client, run.run_id, step)
-    found = (
-        str(one.model_id) for one in models if (one.tags.get(_KIND), one.status) == (name, LoggedModelStatus.READY)
-    )
-    return next(found, None)
 
 
 def _register(run: TrackedRun, model_id: str, name: str) -> ModelVersion:

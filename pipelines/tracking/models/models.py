@@ -18,7 +18,8 @@ from mlflow.types import Schema, TensorSpec
 from pipelines.storage.locations import redacted_traceback
 from pipelines.tracking.models.card import model_card
 from pipelines.tracking.models.model_metadata import ModelMetadata
-from pipelines.tracking.models.registry import Promotion, name_in, promote, registry_client, using_registry
+from pipelines.tracking.models.registry import Promotion, name_in, promote, registry_client, registry_uri
+from pipelines.tracking.store.private import chosen_registry
 from pipelines.tracking.store.store import TrackedRun, TrackingError, readable_errors, reason_of, tracking_uri
 
 if hasattr(MlflowClient, "create_logged_model"):
@@ -148,21 +149,29 @@ def model_metadata(uri: str) -> ModelMetadata:
 def using_store(uri: str, registered_name: str | None = None) -> Iterator[None]:
     """Set MLflow's own store during the block, and restore it at the end, together with the environment.
 
+    MLflow 3 finds Unity Catalog by itself, unless a session or variable sets another registry. MLflow 2 does not.
+
     Args:
         uri: Address of the store.
         registered_name: Name of the registered model, whose registry is also set; None: there is none.
     """
-    before = os.environ.get("MLFLOW_TRACKING_URI")
+    before = {name: os.environ.get(name) for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")}
+    registry = None if registered_name is None else registry_uri(uri, registered_name)
+    chosen = chosen_registry()
     mlflow.set_tracking_uri(uri)
     try:
-        with using_registry(uri, registered_name):
-            yield
+        if registry is not None:
+            mlflow.set_registry_uri(registry)
+        yield
     finally:
+        if registry is not None:
+            mlflow.set_registry_uri(chosen)  # type: ignore[arg-type]  # None: MLflow chooses by itself again
         mlflow.set_tracking_uri(None)  # type: ignore[arg-type]  # MLflow reads the environment again
-        if before is None:
-            os.environ.pop("MLFLOW_TRACKING_URI", None)
-        else:
-            os.environ["MLFLOW_TRACKING_URI"] = before
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _signature(model: "keras.Model") -> ModelSignature:

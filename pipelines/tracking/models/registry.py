@@ -6,19 +6,14 @@ its alias.
 """
 
 import math
-import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
-import mlflow
 from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from pipelines.tracking.metrics import is_lower_better
-from pipelines.tracking.store.private import chosen_registry
 from pipelines.tracking.store.store import TrackedRun, readable_errors, short_waits
 
 CHAMPION, CHALLENGER = "champion", "challenger"
@@ -26,7 +21,6 @@ STATUS, REASON = "validation_status", "validation_reason"
 REGISTERED = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>[^/@]+))")
 """URI of a model in a registry."""
 _MODEL_SOURCE = "models:/"
-_REGISTRY_VARIABLE = "MLFLOW_REGISTRY_URI"
 _FINGERPRINT = "dataset_fingerprint"
 _OTHER_DATASET = "on another dataset"
 
@@ -61,32 +55,6 @@ def name_in(uri: str) -> str | None:
     """Return the registered name in a model's URI; None if it is not a URI of a registry."""
     found = REGISTERED.fullmatch(uri)
     return found["name"] if found is not None else None
-
-
-@contextmanager
-def using_registry(uri: str, name: str | None) -> Iterator[None]:
-    """Set MLflow's own registry to that of a model of this name during the block, and restore it at the end.
-
-    MLflow 3 finds Unity Catalog by itself, unless a session or variable sets another registry. MLflow 2 does not.
-
-    Args:
-        uri: Address of the tracking store.
-        name: Name of the model; None: the model is in no registry.
-    """
-    registry = None if name is None else registry_uri(uri, name)
-    if registry is None:
-        yield
-        return
-    chosen, variable = chosen_registry(), os.environ.get(_REGISTRY_VARIABLE)
-    mlflow.set_registry_uri(registry)
-    try:
-        yield
-    finally:
-        mlflow.set_registry_uri(chosen)  # type: ignore[arg-type]  # None: MLflow chooses by itself again
-        if variable is None:
-            os.environ.pop(_REGISTRY_VARIABLE, None)
-        else:
-            os.environ[_REGISTRY_VARIABLE] = variable
 
 
 def promote(client: MlflowClient, version: ModelVersion, promotion: Promotion, fingerprint: str | None) -> None:

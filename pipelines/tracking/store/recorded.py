@@ -95,8 +95,7 @@ def recorded_trainings(
         TrackingError: The store does not answer.
     """
     uri = tracking_uri()
-    with _readable_store(uri):
-        client = MlflowClient(uri)
+    with _readable_store(uri) as client:
         found = _experiment(client, name_in_store(uri, experiment), uri)
         with readable_errors(f"--filter {filter_text!r}" if filter_text else uri):
             runs = search_runs(client, found.experiment_id, filter_text, order="ASC")
@@ -131,20 +130,18 @@ def recorded_training(run_id: str, *, groups: Sequence[str], metrics: Sequence[s
         ValueError: The store has no such run.
         TrackingError: The store does not answer.
     """
-    uri = tracking_uri()
-    with _readable_store(uri), readable_errors(f"run {run_id}"):
-        client = MlflowClient(uri)
+    with _readable_store(tracking_uri()) as client, readable_errors(f"run {run_id}"):
         return _read(client, client.get_run(run_id), groups, metrics)
 
 
 @contextmanager
-def _readable_store(uri: str) -> Iterator[None]:
-    """Refuse a missing sqlite file, which MLflow would create, and one that cannot be read."""
+def _readable_store(uri: str) -> Iterator[MlflowClient]:
+    """Yield a client; refuse a missing sqlite file, which MLflow would create, and one that cannot be read."""
     file = sqlite_file(uri)
     if file is not None:
         _check_file(file, redacted(uri))
     with short_waits(), readable_errors(uri):
-        yield
+        yield MlflowClient(uri)
 
 
 def _check_file(file: Path, shown: str) -> None:

@@ -15,7 +15,6 @@ from mlflow.exceptions import MlflowException, RestException
 from pipelines.storage.locations import redacted
 from pipelines.tracking.store import databricks
 
-_DEFAULT_FOLDER = "mlruns"
 # MLflow would show a progress bar for each small file that it loads, between the lines of a job.
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 # MLflow would print the addresses of run and experiment, which a job prints itself.
@@ -119,7 +118,7 @@ def check_writable(uri: str) -> None:
 
 
 def _default_uri() -> str:
-    return f"sqlite:///{Path(_DEFAULT_FOLDER).absolute()}/mlflow.db"
+    return f"sqlite:///{Path('mlruns').absolute()}/mlflow.db"
 
 
 def worker_environment() -> dict[str, str]:

@@ -19,7 +19,7 @@ from pipelines.machine.packages import check_backend, require
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup
 from pipelines.storage.folder import Location
 from pipelines.tracking.journal.local_run import read_local_run
-from pipelines.tracking.metrics import AVERAGED_GROUP, VALIDATION_GROUP, is_listed, validation_metrics
+from pipelines.tracking.metrics import AVERAGED_GROUP, VALIDATION_GROUP, unlisted, validation_metrics
 from pipelines.tracking.store import queries
 from pipelines.training.checkpoint.files import check_writable, checkpoint_path, list_checkpoints
 from pipelines.training.checkpoint.selection import best_of, best_step, is_over, why_ended
@@ -208,7 +208,7 @@ def check_own_metrics(names: Iterable[str]) -> None:
         ValueError: A metric has the name of a built-in metric.
     """
     for name in names:
-        if is_listed(f"{VALIDATION_GROUP}/{name}"):
+        if not unlisted([f"{VALIDATION_GROUP}/{name}"]):
             raise ValueError(f"training.metrics.{name}: every training has a metric of that name, choose another one")
 
 

@@ -148,7 +148,7 @@ class RunRecorder:
         """
         self._writer.curves(curves_of([samples]))
         self.write_steps(0)
-        self._writer.finish_pictures()
+        self._writer.pictures.finish()
         self._writer.checkpointed(sys.maxsize)
         self._journal.publish()
 
@@ -244,7 +244,7 @@ class RunRecorder:
             if evaluation.predictions is not None:
                 drawings |= _drawings_of(evaluation.predictions, rows, self._image_of)
         for path, draw in drawings.items():
-            self._writer.picture(draw, path, after_step=step)
+            self._writer.pictures.order(path, draw, after_step=step)
 
     def write_ranks(self, facts: Sequence[Mapping[str, Any]]) -> None:
         """Write the facts about every rank's machine, in rank order."""
@@ -293,7 +293,7 @@ class RunRecorder:
         """
         tell(SavingModel())
         self._write_summary(tags, summary, steps)
-        self._writer.hurry_pictures()
+        self._writer.pictures.hurry()
         uri, reason = "", self._writer.drain()
         if not reason:
             try:
@@ -301,7 +301,7 @@ class RunRecorder:
                     uri = log_model()
             except TrackingError as error:
                 reason = str(error)
-        self._writer.finish_pictures()
+        self._writer.pictures.finish()
         reason = reason or self._writer.drain()
         self._writer.close()
         self._journal.publish()
@@ -314,7 +314,7 @@ class RunRecorder:
         # A run whose model was not logged is finished a second time, and already has its summary.
         self._writer.absent_metrics({steps: summary}, "summary/parameters")
         self._writer.text(json.dumps(dict(summary), indent=1), "summary.json")
-        self._writer.picture(lambda: learning_rate_curve(rates), "learning_rate.png")
+        self._writer.pictures.order("learning_rate.png", lambda: learning_rate_curve(rates), after_step=0)
 
 
 def _drawings_of(

@@ -9,7 +9,7 @@ import pytest
 from sklearn.metrics import label_ranking_average_precision_score, log_loss
 
 from conf.load import load
-from pipelines.tracking.metrics import is_listed, validation_metrics
+from pipelines.tracking.metrics import unlisted, validation_metrics
 from pipelines.training.driver.checks import check_own_metrics
 from pipelines.training.driver.trial import build_parts, has_own_parts
 from pipelines.training.setup.objective import make_loss, make_metrics
@@ -132,4 +132,4 @@ def test_names_of_metrics(metrics: str, message: str) -> None:
     with pytest.raises(ValueError, match=rf"training\.metrics{message}"):
         check_own_metrics(config(f"training.metrics={metrics}").training.metrics)
     assert "val_ema/mine" in validation_metrics("multi_label", 3, averaged=True, own=["mine"])
-    assert (is_listed("test/mine", ["mine"]), is_listed("test/mine")) == (True, False)
+    assert (unlisted(["test/mine"], ["mine"]), unlisted(["test/mine"])) == ([], ["test/mine"])
