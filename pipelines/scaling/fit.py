@@ -230,10 +230,9 @@ def wires_on(link: NamedLink, measured: Mapping[str, FittedLink]) -> Wires:
         wire = nearest.wires[collective]
         reached = wire.bytes_per_second / nearest.nominal if nearest.nominal else 1.0
         most = [each.wires[collective].bytes_per_second for each in free if collective in each.wires]
-        latency = _latency(link, known)
         found[collective] = replace(
             wire,
-            hop_seconds=latency + max(0.0, wire.hop_seconds - nearest.latency_seconds),
+            hop_seconds=_latency(link, known) + max(0.0, wire.hop_seconds - nearest.latency_seconds),
             bytes_per_second=min([link.bytes_per_second * min(1.0, reached), *most]),
         )
     return found

@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -72,9 +72,9 @@ class LocalRun:
     status: LocalStatus = "RUNNING"
     ended: int | None = None
     """Milliseconds since 1970."""
-    is_reported: bool = field(default=False)
+    is_reported: bool = False
     """Whether the store knows how the run ended."""
-    has_diverged: bool = field(default=False)
+    has_diverged: bool = False
     """Whether the latest attempt has diverged."""
 
     def write(self, folder: Path) -> None:

@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-JsonObject = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class SplitSamples:
@@ -41,7 +39,7 @@ class ModelMetadata:
     """Digest of the archive's index."""
     samples: Mapping[str, SplitSamples] = field(default_factory=dict)
     """Samples of each split, by its name."""
-    network: JsonObject | None = None
+    network: dict[str, Any] | None = None
     """The section `model` of the configuration."""
     ema: float | None = None
     """Decay of the weights' average; None: the weights are those of the last step."""
@@ -66,8 +64,8 @@ class ModelMetadata:
         }
         return cls(**found)
 
-    def as_json(self) -> JsonObject:
+    def as_json(self) -> dict[str, Any]:
         """Return the metadata for a store, without unknown values."""
-        values: JsonObject = json.loads(json.dumps(asdict(self)))
+        values: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         values["groups"] = [{"name": name, "bands": list(bands)} for name, bands in self.groups.items()]
         return {name: value for name, value in values.items() if value not in (None, "", [], {})}

@@ -74,8 +74,10 @@ def unfinished_runs(experiment: str) -> list[UnfinishedRun]:
     Raises:
         TrackingError: The store does not answer.
     """
-    runs = newest_runs(experiment, "attributes.status != 'FINISHED'")
-    return [UnfinishedRun(run.info.run_id, run.info.run_name, run.info.status) for run in runs]
+    return [
+        UnfinishedRun(run.info.run_id, run.info.run_name, run.info.status)
+        for run in newest_runs(experiment, "attributes.status != 'FINISHED'")
+    ]
 
 
 def newest_runs(experiment: str, filter_text: str) -> list[Run]:
