@@ -26,7 +26,7 @@ class Pictures:
             take: Called with each picture, its path and its step, from the thread.
         """
         self._take = take
-        self._orders: dict[str, tuple[Draw, int]] = {}  # and the step, by path
+        self._orders: dict[str, tuple[Draw, int]] = {}  # function and step, by path
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._started = time.monotonic()
