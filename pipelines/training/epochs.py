@@ -12,8 +12,8 @@ from pipelines.training.checkpoint.in_memory import Recovery
 from pipelines.training.checkpoint.selection import is_over
 from pipelines.training.checkpoint.state import TrainingState
 from pipelines.training.rank_training import RankTraining
+from pipelines.training.ranks.collective import gather_json
 from pipelines.training.ranks.events import EpochTrained, StepTrained, tell
-from pipelines.training.ranks.gathering import gather_json
 from pipelines.training.ranks.results import Evaluation
 from pipelines.training.record.epoch_metrics import epoch_metrics, totals_after
 from pipelines.training.record.observer import StepMeasurements

@@ -24,8 +24,8 @@ from pipelines.training.driver.export import log_trained
 from pipelines.training.epochs import Epochs
 from pipelines.training.memory.shortage import Shortage, shortage_explained
 from pipelines.training.rank_training import RankTraining, make_rank_training
+from pipelines.training.ranks.collective import gather_json
 from pipelines.training.ranks.events import Compiling, tell
-from pipelines.training.ranks.gathering import gather_json
 from pipelines.training.ranks.results import TrainingSummary
 from pipelines.training.record.observer import StepMeasurements, gpu_names
 from pipelines.training.record.run_recorder import RunRecorder

@@ -5,11 +5,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import Any
 
+import keras
 import numpy as np
+from numpy.typing import NDArray
 
 from models.compression.exchange.exchange import GradientExchange
+from models.compression.exchange.resize import load_state, save_state
 from pipelines.launch.rank.report import attempt
 from pipelines.storage.folder import Location, StorageError
 from pipelines.training.checkpoint.files import (
@@ -21,7 +24,6 @@ from pipelines.training.checkpoint.files import (
     list_checkpoints,
     write_failure,
 )
-from pipelines.training.checkpoint.rank_state import load_rank_state, rank_state
 from pipelines.training.checkpoint.scattered import Scattered
 from pipelines.training.checkpoint.selection import History
 from pipelines.training.checkpoint.settings import check_same_order
@@ -43,15 +45,13 @@ from pipelines.training.checkpoint.state import (
 from pipelines.training.ranks.collective import HorovodCollective
 from pipelines.training.ranks.results import Evaluation, Thresholds, thresholds_of
 
-if TYPE_CHECKING:
-    import keras
-
 REMEDY = (
     "lower the learning rate (optimizer.learning_rate or learning_rate_per_256), lengthen schedule.warmup, or choose "
     "an exchange.codec of a wider range"
 )
 """The advice to users when training diverges."""
 _NONE = -1
+_OWN = "own/"
 _log = logging.getLogger(__name__)
 
 
@@ -62,14 +62,14 @@ class Checkpoints:
     folder: Location
     initial: TrainingState
     """The state of a run that has not started."""
-    variables: Sequence["keras.Variable | Scattered"]
+    variables: Sequence[keras.Variable | Scattered]
     """Variables of model and optimizer. Each is the same on every rank or divided among the ranks."""
     exchange: GradientExchange
     """The exchange, already built; its state differs between ranks."""
     collective: HorovodCollective
     best_step: Callable[[History], int | None] | None = None
     """Returns the step of the checkpoint that is never deleted, from the history. None: there is no such checkpoint."""
-    own: Sequence["keras.Variable"] = ()
+    own: Sequence[keras.Variable] = ()
     """Variables of the training mode that differ between ranks."""
     newest: str = ""
     """Path of the newest checkpoint; only rank 0 knows it."""
@@ -300,3 +300,52 @@ class Checkpoints:
         """Remove the parts of a failed checkpoint, unless an earlier attempt has completed the same checkpoint."""
         if not checkpoint_path(self.folder, step).is_file():
             remove_rank_states(self.folder, step)
+
+
+def rank_state(exchange: GradientExchange, own: Sequence[keras.Variable]) -> Arrays:
+    """Return this rank's arrays by name."""
+    variables = {f"{_OWN}{number:04d}/{each.path}": np.asarray(each) for number, each in enumerate(own)}
+    return save_state(exchange) | variables
+
+
+def load_rank_state(exchange: GradientExchange, own: Sequence[keras.Variable], saved: Sequence[Arrays]) -> None:
+    """Set this rank's state from the saved states of all ranks.
+
+    If the number of ranks is the same, each rank gets its own state. If it differs, `own` becomes the mean over the old
+    ranks, as do the residuals of the exchange.
+
+    Args:
+        exchange: The exchange, already built.
+        own: The variables of this rank.
+        saved: Results of `rank_state` on the old ranks 0, 1, ...; only one of them is in memory at a time.
+
+    Raises:
+        ValueError: The names or shapes are of another model, codec or mode.
+    """
+    parts = _Parts(saved)
+    load_state(exchange, parts)
+    if len(parts.sums) != len(own):
+        raise ValueError(f"a rank saved {len(parts.sums)} variables of its own, and this training mode has {len(own)}")
+    for variable, total in zip(own, parts.sums, strict=True):
+        if total.shape != tuple(variable.shape):
+            raise ValueError(f"{variable.path} has shape {total.shape} in the checkpoint, and {variable.shape} here")
+        variable.assign((total / parts.read).astype(total.dtype) if parts.read > 1 else total)
+
+
+class _Parts(Sequence[Arrays]):
+    """The exchange's part of the saved states; it also sums the other part of each state that is read."""
+
+    def __init__(self, saved: Sequence[Arrays]) -> None:
+        self._saved = saved
+        self.read = 0
+        self.sums: list[NDArray[Any]] = []
+
+    def __len__(self) -> int:
+        return len(self._saved)
+
+    def __getitem__(self, rank: int) -> Arrays:  # type: ignore[override]  # no slices
+        arrays = self._saved[rank]
+        own = [arrays[name] for name in sorted(arrays) if name.startswith(_OWN)]
+        self.sums = [total + value for total, value in zip(self.sums, own, strict=True)] if self.read else own
+        self.read += 1
+        return {name: value for name, value in arrays.items() if not name.startswith(_OWN)}

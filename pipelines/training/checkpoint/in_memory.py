@@ -26,8 +26,9 @@ _HEAD = struct.Struct("<QQ")
 """The position of the state plus one, or 0 while it is being written; then the length of the JSON text that follows."""
 _KERNELS = "uses_kernels"
 _STEPS = 1 << 40
-_NOTHING = -1
+_NONE = -1
 _LOOK_SECONDS = 0.2
+_log = logging.getLogger(__name__)
 
 
 class StepRow(NamedTuple):
@@ -41,8 +42,9 @@ class StepRow(NamedTuple):
     measured: ExchangeFigures
 
 
-_FIGURES = len(ExchangeFigures._fields)
-_ROW = np.dtype([("step", "<i8"), ("loss", "<f8"), ("milliseconds", "<i8"), ("measured", "<f8", (_FIGURES,))])
+_ROW = np.dtype(
+    [("step", "<i8"), ("loss", "<f8"), ("milliseconds", "<i8"), ("measured", "<f8", len(ExchangeFigures._fields))]
+)
 
 
 def position_of(state: TrainingState) -> int:
@@ -96,7 +98,7 @@ class InMemoryCheckpoints:
 
     def _file_for(self, position: int) -> int:
         """Return the file to overwrite: the older one, unless only the newer one is of this state's block."""
-        older, newer = sorted(self._files, key=lambda file: _NOTHING if (at := _head(file)[0]) is None else at)
+        older, newer = sorted(self._files, key=lambda file: _NONE if (at := _head(file)[0]) is None else at)
         old, new = _head(older)[0], _head(newer)[0]
         if old is None or new is None:
             return older
@@ -136,23 +138,24 @@ class InMemoryRows:
 
     def append(self, row: StepRow) -> None:
         """Append one step."""
-        data = np.array([row], _ROW).tobytes()
-        _write(self._file, data, os.fstat(self._file).st_size // _ROW.itemsize * _ROW.itemsize)
+        _write(self._file, np.array([row], _ROW).tobytes(), self._size())
 
     def trim(self, first: int, end: int | None = None) -> None:
         """Drop the steps before `first`, and those from `end` on."""
         remaining = [row for row in self.read() if first <= row.step and (end is None or row.step < end)]
         os.ftruncate(self._file, 0)
-        for row in remaining:
-            self.append(row)
+        _write(self._file, np.array(remaining, _ROW).tobytes(), 0)
 
     def read(self) -> list[StepRow]:
         """Return all rows in order."""
-        size = os.fstat(self._file).st_size // _ROW.itemsize * _ROW.itemsize
-        rows = np.frombuffer(_read(self._file, size, 0), _ROW).tolist()
+        rows = np.frombuffer(_read(self._file, self._size(), 0), _ROW).tolist()
         return [
             StepRow(step, loss, milliseconds, ExchangeFigures(*measured)) for step, loss, milliseconds, measured in rows
         ]
+
+    def _size(self) -> int:
+        """Return the bytes of all complete rows."""
+        return os.fstat(self._file).st_size // _ROW.itemsize * _ROW.itemsize
 
 
 def _bytes_of(tensor: tf.Tensor) -> "memoryview[Any]":
@@ -186,10 +189,6 @@ def _read(file: int, size: int, offset: int) -> bytearray:
         assert count, "a state that is there is whole"
         offset, view = offset + count, view[count:]
     return data
-
-
-_NONE = -1
-_log = logging.getLogger(__name__)
 
 
 def is_lost_peer(error: BaseException) -> bool:
@@ -259,8 +258,12 @@ class Recovery:
             max(position for position in positions if self.in_memory.block(position) == max(common))
         )
         self.reset()
-        seconds = time.perf_counter() - began
-        _log.info("rank %d continues in place after step %d (%.2f s)", self.collective.rank, state.step, seconds)
+        _log.info(
+            "rank %d continues in place after step %d (%.2f s)",
+            self.collective.rank,
+            state.step,
+            time.perf_counter() - began,
+        )
         return state
 
 

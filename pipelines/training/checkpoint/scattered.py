@@ -4,8 +4,7 @@ A checkpoint contains them whole, with the names and in the order of the undivid
 the number of ranks that wrote it. Any number of ranks can read it, with the optimizer divided or not.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -16,16 +15,11 @@ from models.optimizers.sharded import ElementRange, ShardedOptimizer
 from pipelines.training.ranks.collective import HorovodCollective
 
 
-@dataclass(frozen=True)
-class Gathered:
-    """A scattered variable as a whole, in a form that `np.asarray` accepts."""
+class Gathered(NamedTuple):
+    """A scattered variable as a whole."""
 
     path: str
-    whole: NDArray[Any]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """Return the values in the shape of the whole."""
-        return self.whole if dtype is None else self.whole.astype(dtype)
+    value: NDArray[Any]
 
 
 class Scattered:

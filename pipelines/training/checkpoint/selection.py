@@ -33,12 +33,10 @@ def best_of(history: History, config: SelectionConfig) -> Best | None:
 
     Source: the rule of Keras's `EarlyStopping`.
     """
-    best = None
+    best, sign = None, -1 if is_lower_better(str(config.metric)) else 1
     for epoch, metrics in enumerate(history, start=1):
         value = metrics.get(config.metric or "", math.nan)
-        if math.isnan(value):
-            continue
-        if best is None or _gain(value, best.value, config) > config.min_delta:
+        if not math.isnan(value) and (best is None or sign * (value - best.value) > config.min_delta):
             best = Best(epoch, value)
     return best
 
@@ -75,7 +73,3 @@ def described(history: History, config: SelectionConfig, epochs: int) -> dict[st
     best = best_of(history, config)
     tags = {"training_ended": why_ended(history, config, epochs), "best_metric": config.metric}
     return tags | ({} if best is None else {"best_epoch": str(best.epoch), "best_value": f"{best.value:.6g}"})
-
-
-def _gain(value: float, best: float, config: SelectionConfig) -> float:
-    return best - value if is_lower_better(str(config.metric)) else value - best

@@ -1,6 +1,6 @@
 """The settings that a checkpoint records, and a check of those that a resumed run must not change."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from conf.schema import RunConfig
@@ -44,7 +44,8 @@ _MAY_CHANGE = ("input.augmentation.", "input.resolution_schedule", "model.dropou
 
 def recorded_settings(config: RunConfig) -> dict[str, str]:
     """Return all settings that affect a step, by key, and the versions of the relevant packages."""
-    values = {name: str(value) for section in _SECTIONS for name, value in _flat(section, getattr(config, section))}
+    sections = {section: getattr(config, section).model_dump(mode="json") for section in _SECTIONS}
+    values = {name: str(value) for name, value in _flat("", sections)}
     values[_LAYOUT] = config.training.mode.declaration.layout
     values["launch.num_workers"] = str(config.launch.num_workers)
     versions = {package: version_of(package) for package in _PACKAGES}
@@ -115,10 +116,9 @@ def check_same_order(checkpoint: Location, state: TrainingState, order: str) -> 
         )
 
 
-def _flat(prefix: str, value: Any) -> list[tuple[str, Any]]:
-    fields = value if isinstance(value, Mapping) else value.model_dump(mode="json")
-    flat: list[tuple[str, Any]] = []
-    for name, inner in fields.items():
-        key = f"{prefix}.{name}"
-        flat += _flat(key, inner) if isinstance(inner, Mapping) else [(key, inner)]
-    return flat
+def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(f"{prefix}{name}.", value)
+        else:
+            yield f"{prefix}{name}", value

@@ -112,7 +112,7 @@ def save_checkpoint(
         FloatingPointError: A variable has a value that is not finite. Nothing is written.
         OSError: The file cannot be written. No part of it remains.
     """
-    arrays = {array_name(i, v): np.asarray(v) for i, v in enumerate(variables)}
+    arrays = {array_name(i, v): np.asarray(v.value) for i, v in enumerate(variables)}
     refuse_non_finite(arrays)
     header = json.dumps({"format_version": FORMAT_VERSION, **asdict(state), "variables": len(arrays)}).encode()
     path = checkpoint_path(folder, state.step)

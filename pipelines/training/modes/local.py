@@ -9,13 +9,14 @@ from conf.sections.modes import LocalConfig
 from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, all_finite, check_finite
 from models.compression.codecs.none import NoneCodec
 from models.compression.exchange.exchange import GradientExchange
+from pipelines.training.modes.optimizer_state import moments_of
 from pipelines.training.modes.whole_networks import WholeNetworks
 from pipelines.training.ranks.stop import StopAgreement
 from pipelines.training.step.mode import Mode, ModeInputs
-from pipelines.training.step.rule import Apply, once_all_arrived
+from pipelines.training.step.rule import Apply, Rule, once_all_arrived
 
 
-class LocalUpdates:
+class LocalUpdates(Rule):
     """The rule of local updates: ranks apply their own gradients, and exchange weight changes only at borders.
 
         between two borders, on each rank:   w = inner update(w, g)                (the configured optimizer)
@@ -89,13 +90,9 @@ class LocalUpdates:
         self._dense.marks = exchange.marks
         self._dense.build(self._weights)
         self._names = [variable.path for variable in self._weights]
-        self.shared: Sequence[keras.Variable] = list(self._outer.variables)
-        # The number of steps is equal on every rank, and the loop sets the learning rate.
-        counted = {id(optimizer.iterations), id(optimizer._learning_rate)}
-        self.own: Sequence[keras.Variable] = [
-            variable for variable in optimizer.variables if id(variable) not in counted
-        ]
-        self.between: Sequence[tf.Variable] = self._anchors
+        self.shared = list(self._outer.variables)
+        self.own = moments_of(optimizer)
+        self.between = self._anchors
 
     def begin(self, step: int) -> None:
         """Take the weights of all ranks as the anchors; see `Mode`."""
@@ -109,10 +106,6 @@ class LocalUpdates:
         return max(
             self._first, step // self._every * self._every, step // self._steps_per_epoch * self._steps_per_epoch
         )
-
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def begin_step(self) -> None:
-        """Do nothing, because the ranks ask for a stop only at a border."""
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def update(self, gradients: Sequence[tf.Tensor], apply: Apply) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from pipelines.training.modes.optimizer_state import state_of
+from pipelines.training.modes.optimizer_state import moments_of, state_of
 from pipelines.training.modes.shard import Gradients
 from pipelines.training.step.mode import CopyOptimizer
 from pipelines.training.step.step import make_apply
@@ -30,22 +30,20 @@ class OwnShard:
             optimizer: The optimizer of all variables.
             copy_optimizer: Makes the optimizer of the copies.
         """
-        self._variables, self._whole = list(variables), optimizer
         self._copies = [
             # Keras would not copy a TensorFlow variable.
             keras.Variable(tf.identity(variable.value), trainable=True, name=f"shard_{number}")
             for number, variable in enumerate(variables)
         ]
-        for copy, variable in zip(self._copies, self._variables, strict=True):
-            copy.constraint = variable.constraint
-        self._whole_state = state_of(variables, trained, optimizer)
+        self._pairs = list(zip(self._copies, variables, strict=True))
         if not self._copies:
             return
-        pairs = zip(variables, self._copies, strict=True)
-        self.optimizer, factors = copy_optimizer({id(variable): copy for variable, copy in pairs})
-        counted = {id(self.optimizer.iterations), id(self.optimizer._learning_rate)}
-        self._state = [each for each in self.optimizer.variables if id(each) not in counted]
-        assert [each.shape for each in self._state] == [each.shape for each in self._whole_state]
+        for copy, variable in self._pairs:
+            copy.constraint = variable.constraint
+        self.optimizer, factors = copy_optimizer({id(variable): copy for copy, variable in self._pairs})
+        state = list(zip(moments_of(self.optimizer), state_of(variables, trained, optimizer), strict=True))
+        assert all(own.shape == whole.shape for own, whole in state)
+        self._pairs += [*state, (self.optimizer.iterations, optimizer.iterations)]
         apply = make_apply(self.optimizer, self._copies, rate_factors=factors)
         self._update = tf.function(lambda *gradients: apply(list(gradients)), autograph=False)
         self._read = tf.function(
@@ -64,21 +62,13 @@ class OwnShard:
 
     def take_over(self) -> None:
         """Copy weights and state from the model and its optimizer."""
-        for copy, variable in zip(self._copies, self._variables, strict=True):
-            copy.assign(variable.value)
-        if self._copies:
-            for own, whole in zip(self._state, self._whole_state, strict=True):
-                own.assign(whole.value)
-            self.optimizer.iterations.assign(self._whole.iterations.value)
+        for own, whole in self._pairs:
+            own.assign(whole.value)
 
     def give_back(self) -> None:
         """Copy this shard's weights and state back to the model and its optimizer."""
-        for copy, variable in zip(self._copies, self._variables, strict=True):
-            variable.assign(copy.value)
-        if self._copies:
-            for own, whole in zip(self._state, self._whole_state, strict=True):
-                whole.assign(own.value)
-            self._whole.iterations.assign(self.optimizer.iterations.value)
+        for own, whole in self._pairs:
+            whole.assign(own.value)
 
 
 def divide(shapes: Sequence[tuple[int, ...]], shards: int) -> list[list[int]]:

@@ -18,9 +18,7 @@ from pipelines.training.modes.optimizer_state import state_of
 from pipelines.training.modes.own_shard import OwnShard, divide
 from pipelines.training.modes.shard import NO_STOP, Gradients, ShardServer, Synchrony
 from pipelines.training.modes.shard_client import ShardClient
-from pipelines.training.ranks.collective import HorovodCollective
-from pipelines.training.ranks.gathering import gather_json
-from pipelines.training.ranks.own_address import own_address
+from pipelines.training.ranks.collective import HorovodCollective, gather_json, own_address
 from pipelines.training.ranks.stop import StopAgreement
 from pipelines.training.step.mode import CopyOptimizer
 
@@ -136,28 +134,31 @@ class ParameterServer:
         self.own: Sequence[keras.Variable] = self._codec.state
         self.between: Sequence[tf.Variable] = ()
         self.own_shard = OwnShard(self._of(rank), self._weights, optimizer, copy_optimizer)
+        # The ranks share a secret over the ring that only they have joined.
+        secret = bytes.fromhex(gather_json(secrets.token_hex(SECRET_BYTES), self._collective)[0])
         self._shard = ShardServer(
             own_address(),
-            self._share_secret(),
+            secret,
             self.rule,
             decode=self._unpack,
             update=self.own_shard.update,
             read=self.own_shard.read,
             largest_push=self._codec.largest_bytes(self._shards[rank]),
         )
-        self._step = self._accrued = 0
+        self.steps_done = self._accrued = 0
+        """Number of steps that this worker has done or skipped."""
         self._fetched_at: int | None = None
         self._is_begun = self._is_open = False
-        self._load = self._make_load()
+        self._load = tf.function(self._assign, autograph=False)
         self.figures = PushFigures()
-        self._connect()
+        self._connect(secret)
         self.begin(0)
 
     def begin(self, step: int) -> None:
         """Copy the weights and the state of all ranks after `step` steps to the shards; see `Mode`."""
         self.own_shard.take_over()
         self._shard.begin(step)
-        self._step, self._accrued, self._fetched_at = step, 0, None
+        self.steps_done, self._accrued, self._fetched_at = step, 0, None
         self._collective.sum(np.zeros(1))  # no worker fetches from a shard that has not started
 
     def block(self, step: int) -> int:
@@ -170,22 +171,17 @@ class ParameterServer:
         if self._is_begun:
             return self._is_open
         began = time.perf_counter()
-        self.figures.begin()
-        locked = self.rule.is_lock_step(self._step)
-        if self.rule.is_fetch_due(self._step, self._fetched_at, self._fetch_every):
-            weights = self._client.fetch(self._step)
+        self.figures = PushFigures()
+        locked = self.rule.is_lock_step(self.steps_done)
+        if self.rule.is_fetch_due(self.steps_done, self._fetched_at, self._fetch_every):
+            weights = self._client.fetch(self.steps_done)
             self._load(*[tf.constant(np.frombuffer(each, np.float32)) for each in weights])
-            self._fetched_at = self._step
+            self._fetched_at = self.steps_done
             self.figures.fetched = sum(each.nbytes for each in weights)
         self._is_begun = True
-        self._is_open = not locked or self._client.steps <= self._step
+        self._is_open = not locked or self._client.steps <= self.steps_done
         self.figures.wire_seconds += time.perf_counter() - began
         return self._is_open
-
-    @property
-    def steps_done(self) -> int:
-        """Number of steps that this worker has done or skipped."""
-        return self._step
 
     @property
     def moves_own_weights(self) -> bool:
@@ -200,16 +196,16 @@ class ParameterServer:
     @property
     def is_push_due(self) -> bool:
         """Whether the gradients of this step are pushed at its end."""
-        return self.rule.is_lock_step(self._step) or self._accrued + 1 >= self._push_every
+        return self.rule.is_lock_step(self.steps_done) or self._accrued + 1 >= self._push_every
 
     @property
     def is_dense(self) -> bool:
         """Whether the next push is in float32."""
-        return self._step < self._exchange.warmup_steps
+        return self.steps_done < self._exchange.warmup_steps
 
     def own_rate(self) -> float:
         """Return the learning rate for the worker's own weights until it fetches those of the shards."""
-        locked = self.rule.is_lock_step(self._step)
+        locked = self.rule.is_lock_step(self.steps_done)
         return 0.0 if locked else self.rule.rate(float(self._optimizer.learning_rate), 0)
 
     def encode(self, gradients: Sequence[tf.Tensor], step: tf.Tensor, rate: tf.Tensor, *, dense: bool) -> Messages:
@@ -227,8 +223,8 @@ class ParameterServer:
         if self._is_open:
             self._accrued += 1
         if messages is not None:
-            self._push(messages, self._step + 1 - self._accrued)
-        self._step += 1
+            self._push(messages, self.steps_done + 1 - self._accrued)
+        self.steps_done += 1
         if self._stop is not None and self._client.stop_at != NO_STOP:
             self._stop.hear()
 
@@ -239,7 +235,7 @@ class ParameterServer:
             encode_rest: Encodes the accrued gradients of the worker.
         """
         if self._accrued:
-            self._push(encode_rest(), self._step - self._accrued)
+            self._push(encode_rest(), self.steps_done - self._accrued)
         self._collective.sum(np.zeros(1))  # now all pushes are applied, because each worker waits for the reply
         self.own_shard.give_back()
         for owner in range(self._collective.size):
@@ -281,18 +277,12 @@ class ParameterServer:
     def _of(self, shard: int) -> list[keras.Variable]:
         return [self._weights[index] for index in self._shards[shard]]
 
-    def _share_secret(self) -> bytes:
-        """Share one secret among all ranks, over the ring that only they have joined."""
-        own = secrets.token_hex(SECRET_BYTES)
-        self._secret = bytes.fromhex(gather_json(own, self._collective)[0])
-        return self._secret
-
-    def _connect(self) -> None:
+    def _connect(self, secret: bytes) -> None:
         addresses = gather_json([own_address(), self._shard.port], self._collective)
         parameters = [sum(math.prod(each.shape) for each in self._of(number)) for number in range(len(addresses))]
         self._client = ShardClient(
             [(host, port) for host, port in addresses],
-            self._secret,
+            secret,
             self._collective.rank,
             [4 * each for each in parameters],
         )
@@ -317,17 +307,13 @@ class ParameterServer:
         self.figures.encode_seconds += ready - began
         self.figures.wire_seconds += time.perf_counter() - ready
 
-    def _make_load(self) -> Callable[..., None]:
-        shards = [self._of(number) for number in range(len(self._shards))]
-
-        def load(*flats: tf.Tensor) -> None:
-            for flat, variables in zip(flats, shards, strict=True):
-                parts = tf.split(flat, [math.prod(each.shape) for each in variables]) if variables else []
-                for variable, part in zip(variables, parts, strict=True):
-                    variable.assign(tf.reshape(part, variable.shape))
-
-        compiled: Callable[..., None] = tf.function(load, autograph=False)
-        return compiled
+    def _assign(self, *flats: tf.Tensor) -> None:
+        """Set the weights of this worker to those of each shard; part of a graph."""
+        for number, flat in enumerate(flats):
+            variables = self._of(number)
+            parts = tf.split(flat, [math.prod(each.shape) for each in variables]) if variables else []
+            for variable, part in zip(variables, parts, strict=True):
+                variable.assign(tf.reshape(part, variable.shape))
 
 
 @dataclass
@@ -341,7 +327,3 @@ class PushFigures:
     encode_seconds: float = 0.0
     wire_seconds: float = 0.0
     """Seconds of sending and receiving, including the wait for other workers."""
-
-    def begin(self) -> None:
-        """Start a step."""
-        self.fetched, self.pushed, self.encode_seconds, self.wire_seconds = 0, 0, 0.0, 0.0

@@ -1,7 +1,7 @@
 """Pipelines: consecutive ranks share one copy of the network, and each rank holds one stage of it."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -13,24 +13,20 @@ from models.compression.arithmetic.graph import now
 from models.compression.exchange.compatibility import check_optimizer
 from models.layers.augmentation import AugmentedModel
 from models.layers.grids import Size
-from models.losses import Loss
 from models.networks.stages import Stage, cut, parts_of_flops
 from pipelines.launch.rank.report import log_to_driver
-from pipelines.training.modes.border import Border, border_bytes
+from pipelines.training.modes.optimizer_state import state_of
 from pipelines.training.modes.synchronous import Synchronous
 from pipelines.training.modes.ticks import Ticks, idle_formula
-from pipelines.training.modes.whole_model import WholeModel
-from pipelines.training.ranks.collective import HorovodCollective
+from pipelines.training.ranks.collective import HorovodCollective, HorovodGroup
 from pipelines.training.step.accumulation import Accumulation
+from pipelines.training.step.loop import average_statistics
 from pipelines.training.step.mode import Mode, ModeInputs
-from pipelines.training.step.rule import Apply, Rule
 from pipelines.training.step.step import Accumulate, Images, Step, make_apply, updated
 from pipelines.training.step.tensors import dense
 
-_Passes = Callable[..., Any]
 
-
-class Pipeline:
+class Pipeline(Mode):
     """The `Mode` and its `Step` of this rank's stage of a pipeline.
 
         forward clock:   x(s+1, m) = stage s of x(s, m);  activations inside the stage are discarded
@@ -46,7 +42,7 @@ class Pipeline:
     A rank holds the activations of one micro-batch inside its stage, and the stage's gradients. It also holds the
     tensors of all M micro-batches at the cut before its stage. It holds all weights and the optimizer's state for all
     of them, but updates only those of its stage. Before validation and checkpoints every rank gets the other stages
-    (`WholeModel`). So checkpoints are the same as in synchronous training, and either mode can continue the other's.
+    (`come_together`). So checkpoints are the same as in synchronous training, and either mode can continue the other's.
     All ranks of a pipeline read its samples.
 
     When it pays: if one micro-batch's activations of the whole network exceed a rank's memory, and smaller
@@ -70,41 +66,49 @@ class Pipeline:
             stages: All stages of the network.
 
         Raises:
-            ValueError: Codec and optimizer do not fit each other.
+            ValueError: Codec and optimizer do not fit each other, or a variable of the optimizer belongs to no variable
+                of the network.
         """
         collective = inputs.collective
         self.optimizer, self.exchange = inputs.make_optimizer(), inputs.make_exchange(collective.peers)
         self.step: Step = self
         self.accumulate: Accumulate | None = self.take
-        self.shared: Sequence[keras.Variable] = ()
-        self.own: Sequence[keras.Variable] = ()
-        self.between: Sequence[tf.Variable] = ()
-        self.come_together = WholeModel(stages, self.optimizer, collective).come_together
         self._number = collective.group.rank
         self.stage = stages[self._number]
         self.ticks = Ticks(len(stages), inputs.micro_batches)
-        self._stages, self._group, self._border = stages, collective.group, Border(collective.group)
-        self._clocks, self._samples = inputs.clocks, inputs.batch_size
+        trained = [variable for stage in stages for variable in stage.network.trainable_variables]
+        self._of_stages = [
+            [*stage.network.variables, *state_of(stage.network.trainable_variables, trained, self.optimizer)]
+            for stage in stages
+        ]
+        self._stages, self._collective, self._group = stages, collective, collective.group
+        self._loss, self._clocks, self._samples = inputs.loss, inputs.clocks, inputs.batch_size
         self._payload_bytes = _payload_bytes(stages, collective, self.ticks, self._samples)
         variables = self.stage.network.trainable_variables
         check_optimizer(self.exchange.codec, self.optimizer, warmup_steps=self.exchange.warmup_steps)
         self.exchange.build(variables)
         self._sums = Accumulation(self.stage.network, inputs.micro_batches)
-        self._forward = _make_forward(self.stage, inputs.loss, self._sums, jit_compile=inputs.jit_compile)
-        self._backward = _make_backward(self.stage, inputs.loss, self._sums, jit_compile=inputs.jit_compile)
+        # XLA compiles forward and backward pass only; Horovod's operations and the sums stay outside.
+        self._compute, self._differentiate = self._outputs, self._gradients_of
+        if inputs.jit_compile:
+            self._compute = tf.function(self._outputs, jit_compile=True)
+            self._differentiate = tf.function(self._gradients_of, jit_compile=True)
         own = {id(variable) for variable in variables}
         factors = [(variable, factor) for variable, factor in inputs.rate_factors if id(variable) in own]
-        apply = make_apply(self.optimizer, variables, rate_factors=factors, clocks=self._clocks)
-        self._update = self._make_update(Synchronous(self.optimizer, self.exchange, inputs.stop), apply)
+        self._apply = make_apply(self.optimizer, variables, rate_factors=factors, clocks=self._clocks)
+        self._rule = Synchronous(self.optimizer, self.exchange, inputs.stop)
         self._busy = self._all = 0
         self.reset()
 
-    def begin(self, step: int) -> None:
-        """Do nothing, because the pipelines always have the same weights."""
+    def come_together(self) -> None:
+        """Give every rank the whole model and the whole state of the optimizer; see `Mode`.
 
-    def block(self, step: int) -> int:
-        """Return `step`, because the pipelines come together in every step; see `Mode`."""
-        return step
+        The moving statistics of a stage become their mean over the stage's ranks. Weights and the optimizer's state are
+        equal on these ranks, and are taken from the first pipeline.
+        """
+        average_statistics(self.stage.network, self._collective.peers)
+        for number, variables in enumerate(self._of_stages):
+            self._collective.broadcast([variable.value for variable in variables], root=number)
 
     def figures(self) -> dict[str, float]:
         """Return the fraction of all ticks so far in which this stage was idle."""
@@ -167,7 +171,7 @@ class Pipeline:
         if self._tick == ticks.of_a_clock:  # only the last stage has computed
             return
         arrives = None if comes is None else self._stages[here - 1].border
-        received = self._border.pass_on(sent, here + 1, arrives, self._samples, "pipeline_forward")
+        received = _pass_on(self._group, sent, here + 1, arrives, self._samples, "pipeline_forward")
         if comes is not None:
             self._inputs[comes] = received
 
@@ -183,7 +187,7 @@ class Pipeline:
         if tick == ticks.of_a_clock - 1:  # only the first stage has computed
             return
         arrives = None if comes is None else self.stage.border
-        received = self._border.pass_on(sent, here - 1, arrives, self._samples, "pipeline_backward")
+        received = _pass_on(self._group, sent, here - 1, arrives, self._samples, "pipeline_backward")
         if comes is not None:
             self._gradients[comes] = received
 
@@ -191,83 +195,85 @@ class Pipeline:
         self._busy += micro_batch is not None
         self._all += 1
 
-    def _make_update(self, rule: Rule, apply: Apply) -> Callable[[], Any]:
-        """Return the function for the end of a step: the loss on each rank of the pipeline, and this stage's update."""
-        sums, group, clocks, payload = self._sums, self._group, self._clocks, self._payload_bytes
-        exchange = self.exchange
-        variables = self.stage.network.trainable_variables
-
-        @tf.function
-        def update() -> Any:
-            rule.begin_step()
-            loss, gradients = sums.mean()
-            loss = group.sum(loss, "pipeline_loss")  # the loss is 0 on all stages but the last
-            rule.update(gradients, apply)
-            if clocks is None:
-                return loss
-            measured = clocks.measure(exchange, updated(variables) - now(gradients))
-            return loss, tf.concat([[payload], measured[1:]], 0)  # the exchange knows its own bytes only
-
-        compiled: Callable[[], Any] = update  # tf.function is not typed
-        return compiled
-
-
-def _make_forward(stage: Stage, loss: Loss, sums: Accumulation, *, jit_compile: bool) -> _Passes:
-    """Return the function that computes a micro-batch and returns only the loss or the tensor at the cut."""
-
-    def outputs(inputs: Any, targets: tf.Tensor | None, seeds: tf.Tensor | None) -> tf.Tensor:
-        return _outputs(stage, loss, inputs, targets, seeds)
-
-    compute = tf.function(outputs, jit_compile=True) if jit_compile else outputs
-
     @tf.function
-    def forward(inputs: Any, targets: tf.Tensor | None, seeds: tf.Tensor | None) -> tf.Tensor:
-        before = sums.statistics_before()
-        found = compute(inputs, targets, seeds)
-        sums.put_back(before)  # the backward clock repeats the computation and updates the statistics
+    def _forward(self, inputs: Any, targets: tf.Tensor | None, seeds: tf.Tensor | None) -> tf.Tensor:
+        """Compute a micro-batch and return only the loss or the tensor at the cut."""
+        before = self._sums.statistics_before()
+        found = self._compute(inputs, targets, seeds)
+        self._sums.put_back(before)  # the backward clock repeats the computation and updates the statistics
         return found
 
-    compiled: Callable[..., Any] = forward  # tf.function is not typed
-    return compiled
-
-
-def _make_backward(stage: Stage, loss: Loss, sums: Accumulation, *, jit_compile: bool) -> _Passes:
-    """Return the function that computes a micro-batch again, adds its gradients and returns the inputs' gradient."""
-    variables = stage.network.trainable_variables
-
-    def gradients(
-        inputs: Any, targets: tf.Tensor | None, seeds: tf.Tensor | None, upstream: tf.Tensor | None
-    ) -> tuple[tf.Tensor | None, list[tf.Tensor]]:
-        with tf.GradientTape() as tape:
-            if not stage.is_first:
-                tape.watch(inputs)
-            found = _outputs(stage, loss, inputs, targets, seeds)
-        sources = [*([] if stage.is_first else [inputs]), *(variable.value for variable in variables)]
-        computed = dense(tape.gradient(found, sources, output_gradients=upstream))
-        return (None, computed) if stage.is_first else (computed[0], computed[1:])
-
-    compute = tf.function(gradients, jit_compile=True) if jit_compile else gradients
-
     @tf.function
-    def backward(
+    def _backward(
+        self,
         inputs: Any,
         targets: tf.Tensor | None,
         seeds: tf.Tensor | None,
         upstream: tf.Tensor | None,
         value: tf.Tensor,
     ) -> tf.Tensor | None:
-        before = sums.statistics_before()
-        of_inputs, computed = compute(inputs, targets, seeds, upstream)
-        sums.add(value, computed, before)
+        """Compute a micro-batch again, add its gradients and return the gradient of the stage's inputs."""
+        before = self._sums.statistics_before()
+        of_inputs, computed = self._differentiate(inputs, targets, seeds, upstream)
+        self._sums.add(value, computed, before)
         return of_inputs
 
-    compiled: Callable[..., Any] = backward  # tf.function is not typed
-    return compiled
+    @tf.function
+    def _update(self) -> Any:
+        """End a step: return the loss on each rank of the pipeline, and update this stage."""
+        self._rule.begin_step()
+        loss, gradients = self._sums.mean()
+        loss = self._group.sum(loss, "pipeline_loss")  # the loss is 0 on all stages but the last
+        self._rule.update(gradients, self._apply)
+        if self._clocks is None:
+            return loss
+        after = updated(self.stage.network.trainable_variables) - now(gradients)
+        # The exchange knows its own bytes only.
+        return loss, tf.concat([[self._payload_bytes], self._clocks.measure(self.exchange, after)[1:]], 0)
+
+    def _outputs(self, inputs: Any, targets: tf.Tensor | None, seeds: tf.Tensor | None) -> tf.Tensor:
+        found = self.stage(inputs, seeds)
+        return tf.reduce_mean(self._loss(targets, found)) if self.stage.is_last else found
+
+    def _gradients_of(
+        self, inputs: Any, targets: tf.Tensor | None, seeds: tf.Tensor | None, upstream: tf.Tensor | None
+    ) -> tuple[tf.Tensor | None, list[tf.Tensor]]:
+        with tf.GradientTape() as tape:
+            if not self.stage.is_first:
+                tape.watch(inputs)
+            found = self._outputs(inputs, targets, seeds)
+        variables = [variable.value for variable in self.stage.network.trainable_variables]
+        sources = variables if self.stage.is_first else [inputs, *variables]
+        computed = dense(tape.gradient(found, sources, output_gradients=upstream))
+        return (None, computed) if self.stage.is_first else (computed[0], computed[1:])
 
 
-def _outputs(stage: Stage, loss: Loss, inputs: Any, targets: tf.Tensor | None, seeds: tf.Tensor | None) -> tf.Tensor:
-    found = stage(inputs, seeds)
-    return tf.reduce_mean(loss(targets, found)) if stage.is_last else found
+def _pass_on(
+    group: HorovodGroup, sent: tf.Tensor | None, to: int, arrives: keras.KerasTensor | None, samples: int, name: str
+) -> tf.Tensor | None:
+    """Send a tensor to another stage, and return the tensor that this stage receives.
+
+    Activations go forward, their gradients backward. In a tick every stage that has computed sends to one neighbour, in
+    one alltoall of the group. Tensors are sent as bytes, so that half floats can be sent and all values arrive bit for
+    bit.
+
+    Args:
+        group: The ranks of a pipeline, which are its stages; all of them make the same calls.
+        sent: The tensor to send; None: nothing.
+        to: Number of the receiving stage.
+        arrives: Shape `(None, ...)` and dtype of the received tensor; None: nothing is received.
+        samples: Number of samples in a micro-batch.
+        name: Name of the operation, the same on all ranks.
+    """
+    message = tf.zeros([0], tf.uint8) if sent is None else tf.reshape(tf.bitcast(sent, tf.uint8), [-1])
+    lengths = [0] * group.size
+    if sent is not None:
+        lengths[to] = int(message.shape[0])
+    received = group.alltoall(message, tf.constant(lengths, tf.int32), name)
+    if arrives is None:
+        return None
+    dtype = tf.as_dtype(arrives.dtype)
+    return tf.bitcast(tf.reshape(received, (samples, *arrives.shape[1:], dtype.size)), dtype)
 
 
 def _payload_bytes(stages: Sequence[Stage], collective: HorovodCollective, ticks: Ticks, samples: int) -> float:
@@ -278,7 +284,9 @@ def _payload_bytes(stages: Sequence[Stage], collective: HorovodCollective, ticks
     """
     weights: int = 4 * sum(math.prod(each.shape) for stage in stages for each in stage.network.trainable_variables)
     pipelines = collective.size // len(stages)
-    between = ticks.micro_batches * border_bytes([stage.border for stage in stages[:-1]], samples)
+    cuts = [stage.border for stage in stages[:-1]]
+    of_sample: int = sum(math.prod(each.shape[1:]) * tf.as_dtype(each.dtype).size for each in cuts)
+    between = ticks.micro_batches * samples * of_sample
     return ((pipelines - 1) * weights + pipelines * between) / (collective.size - 1)
 
 

@@ -44,12 +44,10 @@ class ServerStep:
         self.own, self.between = server.own, server.between
         self.begin, self.block = server.begin, server.block
         self._variables = inputs.model.trainable_variables
-        self._micro_batches = Accumulation(inputs.model, inputs.micro_batches) if inputs.micro_batches > 1 else None
+        self._sums = Accumulation(inputs.model, inputs.micro_batches)
         compiles = inputs.jit_compile
-        self._accumulate: Accumulate | None = None
-        if self._micro_batches is not None:
-            self._accumulate = make_accumulate(inputs.model, inputs.loss, self._micro_batches, jit_compile=compiles)
-        self.accumulate: Accumulate | None = self._accumulate and self.take
+        self._accumulate = make_accumulate(inputs.model, inputs.loss, self._sums, jit_compile=compiles)
+        self.accumulate: Accumulate | None = self.take if inputs.micro_batches > 1 else None
         self._gradients = make_gradients(inputs.model, inputs.loss, jit_compile=compiles)
         self._accrued = (
             [tf.Variable(tf.zeros(each.shape), trainable=False) for each in self._variables] if server.accrues else []
@@ -63,7 +61,6 @@ class ServerStep:
         self, images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None, size: Size | None = None
     ) -> None:
         """Take a micro-batch that is not the last of its step; see `Accumulate`."""
-        assert self._accumulate is not None
         if self.server.begin_batch():
             self._accumulate(images, targets, seeds, size)
 
@@ -97,8 +94,7 @@ class ServerStep:
     def reset(self) -> None:
         """Discard the unfinished step; see `Mode`."""
         self.server.reset()
-        if self._micro_batches is not None:
-            self._micro_batches.reset()
+        self._sums.reset()
 
     def payload_bytes(self) -> int:
         """Return the payload of an allreduce that costs as much as fetch and push of the worker's latest step."""
@@ -116,9 +112,7 @@ class ServerStep:
             rate: tf.Tensor,
             own_rate: tf.Tensor,
         ) -> tuple[tf.Tensor, tf.Tensor, Messages]:
-            value, gradients = self._gradients(images, targets, seeds, size)
-            if self._micro_batches is not None:
-                value, gradients = self._micro_batches.finish(value, gradients)
+            value, gradients = self._sums.finish(*self._gradients(images, targets, seeds, size))
             if server.moves_own_weights:
                 with tf.control_dependencies(gradients):
                     for variable, gradient in zip(self._variables, gradients, strict=True):

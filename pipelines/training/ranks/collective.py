@@ -1,6 +1,8 @@
 """Horovod's operations with the interface that exchange and evaluation use."""
 
+import json
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -156,9 +158,7 @@ class HorovodCollective(_Operations):
 
     def concatenate(self, values: NDArray[Any]) -> NDArray[Any]:
         """Concatenate the ranks' arrays in rank order; their first axes may differ."""
-        if self.size == 1:
-            return values
-        return np.asarray(hvd.allgather(tf.constant(values)))
+        return np.asarray(self.allgather(tf.constant(values)))
 
     def broadcast(self, variables: list[tf.Variable], root: int = 0) -> None:
         """Set the variables, including the states of random generators, to the values of one rank."""
@@ -191,6 +191,27 @@ class HorovodGroup(_Operations):
         if self.size == 1:
             return values
         return hvd.allreduce(values, op=hvd.Sum, name=name, process_set=self.ranks)
+
+
+def gather_json(value: Any, collective: HorovodCollective) -> list[Any]:
+    """Return the value of every rank, in rank order; all ranks call this together.
+
+    Args:
+        value: Any value that JSON can represent.
+        collective: The ranks.
+    """
+    data = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    lengths = collective.concatenate(np.array([len(data)], np.int64))
+    texts = np.split(collective.concatenate(data), np.cumsum(lengths)[:-1])
+    return [json.loads(text.tobytes()) for text in texts]
+
+
+def own_address() -> str:
+    """Return the address at which other hosts reach this one; Horovod's Gloo also binds to it."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:  # a host that cannot resolve its own name can only be reached from itself
+        return "127.0.0.1"
 
 
 def rank_of_job() -> int:

@@ -26,21 +26,17 @@ class StopAgreement:
         """
         self._collective = collective
         self._requested = requested
-        self._announced = False
+        self.is_announced = False
+        """Whether this rank was asked to stop before the start of its latest step."""
         with tf.device("CPU:0"):
             self._flag = tf.Variable(0.0, trainable=False, name="stop_requested")
             self._requests = tf.Variable(0.0, trainable=False, name="stop_requests")
 
     def announce(self) -> None:
         """Set this rank's flag if the rank was asked to stop; called before each step."""
-        if not self._announced and self._requested():
-            self._announced = True
+        if not self.is_announced and self._requested():
+            self.is_announced = True
             self._flag.assign(1.0)
-
-    @property
-    def is_announced(self) -> bool:
-        """Whether this rank was asked to stop before the start of its latest step."""
-        return self._announced
 
     def hear(self) -> None:
         """Record that some rank was asked to stop; used if steps exchange no flags."""

@@ -107,9 +107,8 @@ def use_kernels(codec: str) -> bool:
 
 def _use_kernels_as_others(codec: str) -> None:
     """Let a spare use C++ kernels only if the process that it may replace uses them."""
-    if codec not in kernels.CODECS:
-        return
-    if rank_uses_kernels(membership.shared_memory_files()[:2], give_up=membership.is_turn) is False:
+    files = membership.shared_memory_files()[:2]
+    if codec in kernels.CODECS and rank_uses_kernels(files, give_up=membership.is_turn) is False:
         kernels.disable()
 
 
@@ -134,8 +133,6 @@ def make_inputs(training: TrainingConfig, model: keras.Model, epoch: int, size: 
 def _batch_norm_bytes(model: keras.Model, collective: HorovodCollective, micro_batches: int) -> int:
     """Return the bytes per step and log them on rank 0; a rank sends 2 (k - 1) / k bytes per summed byte."""
     k, n = collective.group.size, collective.size
-    if k == 1:
-        return 0
     added = round(micro_batches * statistics_bytes(model) * (k - 1) / k * n / (n - 1))
     if collective.rank == 0 and not membership.is_spare():
         log_to_driver(f"batch norm over {k} ranks adds {added:,} bytes to each step's payload")
@@ -151,9 +148,8 @@ def _begin(
 ) -> None:
     """Set the weights that are not random on rank 0, for a later broadcast; freeze layers on every rank."""
     frozen = freeze_layers(config.warm_start, model)
-    if config.training.resume_run is not None or collective.rank != 0:
-        return
-    if membership.is_spare():  # a spare gets all weights from the process that it replaces
+    # A spare gets all weights from the process that it replaces.
+    if config.training.resume_run is not None or collective.rank != 0 or membership.is_spare():
         return
     if attempt() > 1 and checkpoint_folder is not None and list_checkpoints(checkpoint_folder):
         return  # the source may no longer exist, and the checkpoint replaces its weights

@@ -44,7 +44,7 @@ class Accumulation:
         self._loss = tf.Variable(0.0, trainable=False, name="loss_sum")
         # Without a shape, so that their memory can be freed between steps.
         self._gradients = [
-            tf.Variable(_nothing(), trainable=False, shape=tf.TensorShape(None)) for _ in model.trainable_variables
+            tf.Variable(tf.zeros((0,)), trainable=False, shape=tf.TensorShape(None)) for _ in model.trainable_variables
         ]
         self._shapes = [tuple(variable.shape) for variable in model.trainable_variables]
         self._has_gradients = tf.Variable(False, trainable=False, name="has_gradients")
@@ -82,17 +82,12 @@ class Accumulation:
 
     def finish(self, loss: tf.Tensor, gradients: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Add the last micro-batch of a step, return loss and gradients of the step, and reset the sums."""
-        share = 1.0 / self.micro_batches
-        for total, statistic in zip(self._statistics_sums, self._statistics, strict=True):
-            statistic.assign((total + statistic) * share)
-            total.assign(tf.zeros_like(total))
-        mean = (self._loss + loss) * share
-        self._loss.assign(0.0)
-        if self.micro_batches == 1:
-            return mean, list(gradients)
-        means = [(total + gradient) * share for total, gradient in zip(self._sums(), gradients, strict=True)]
-        self._let_go()
-        return mean, means
+        statistics = [
+            total + statistic for total, statistic in zip(self._statistics_sums, self._statistics, strict=True)
+        ]
+        if self.micro_batches > 1:
+            gradients = [total + gradient for total, gradient in zip(self._sums(), gradients, strict=True)]
+        return self._means(self._loss + loss, gradients, statistics)
 
     def put_back(self, before: Sequence[tf.Tensor]) -> None:
         """Undo the change of the moving statistics by a forward pass; for `before` see `add`."""
@@ -101,21 +96,29 @@ class Accumulation:
 
     def mean(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Return loss and gradients of a step after `add` of all its micro-batches, and reset the sums."""
+        return self._means(
+            self._loss.read_value(), self._sums(), [total.read_value() for total in self._statistics_sums]
+        )
+
+    def _means(
+        self, loss: tf.Tensor, gradients: Sequence[tf.Tensor], statistics: Sequence[tf.Tensor]
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Divide the sums of a step by the number of micro-batches, set the moving statistics, and reset the sums."""
         share = 1.0 / self.micro_batches
-        for total, statistic in zip(self._statistics_sums, self._statistics, strict=True):
-            statistic.assign(total * share)
-            total.assign(tf.zeros_like(total))
-        mean, means = self._loss * share, [total * share for total in self._sums()]
-        self._loss.assign(0.0)
-        self._let_go()
-        return mean, means
+        for variable, total in zip(self._statistics, statistics, strict=True):
+            variable.assign(total * share)
+        means = [gradient * share for gradient in gradients]
+        self.reset()
+        return loss * share, means
 
     def reset(self) -> None:
-        """Discard the sums of an unfinished step; called outside a graph."""
+        """Discard the sums of the step."""
         self._loss.assign(0.0)
+        self._has_gradients.assign(False)
         for total in self._statistics_sums:
             total.assign(tf.zeros_like(total))
-        self._let_go()
+        for total in self._gradients:
+            total.assign(tf.zeros((0,)))  # frees their memory
 
     def _sums(self) -> list[tf.Tensor]:
         """Return the sums of gradients after at least one micro-batch, in the shapes of the variables."""
@@ -123,13 +126,3 @@ class Accumulation:
             tf.ensure_shape(total.read_value(), shape)
             for total, shape in zip(self._gradients, self._shapes, strict=True)
         ]
-
-    def _let_go(self) -> None:
-        """Free the memory of the sums."""
-        for total in self._gradients:
-            total.assign(_nothing())
-        self._has_gradients.assign(False)
-
-
-def _nothing() -> tf.Tensor:
-    return tf.zeros((0,))

@@ -2,13 +2,15 @@
 
 import time
 
+_SECONDS_BETWEEN_REPORTS = 1.0
+
 
 class Clock:
     """Measures images per second and the wait for input; the first step compiles and counts only if it is alone."""
 
     def __init__(self) -> None:
         """Start with the wait for the first batch."""
-        self._started = self._waits_since = time.perf_counter()
+        self._started = self._waits_since = self._reported = time.perf_counter()
         self._waited = 0.0
         self._images = self._images_arrived = self._steps = 0
         self._first_step_done = False
@@ -34,6 +36,14 @@ class Clock:
     def begin_waiting(self) -> None:
         """Start the wait for the next batch."""
         self._waits_since = time.perf_counter()
+
+    def is_report_due(self) -> bool:
+        """Return whether a step is measured, and a second has passed since this last returned True or the start."""
+        now = time.perf_counter()
+        if not self.measures or now - self._reported < _SECONDS_BETWEEN_REPORTS:
+            return False
+        self._reported = now
+        return True
 
     @property
     def steps(self) -> int:

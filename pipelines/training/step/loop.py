@@ -2,7 +2,6 @@
 
 import math
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,6 +12,7 @@ import tensorflow as tf
 
 from conf.sections.codecs import overflow_remedy
 from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, MEANS_NOT_FINITE
+from models.compression.exchange.wire import Collective
 from models.schedules import Schedule
 from pipelines.dataset.read.reader import Batch
 from pipelines.launch.rank.report import StoppedOnRequest, step_done
@@ -25,7 +25,6 @@ from pipelines.training.step.loss_scale import ranks_not_finite
 from pipelines.training.step.step import Accumulate, Step
 from pipelines.training.step.step_inputs import Inputs, StepInputs
 
-_SECONDS_BETWEEN_REPORTS = 1.0
 _AS_IT_IS = StepInputs()
 _CODEC_OF_MEANS = re.compile(rf"codec (\w+): {MEANS_NOT_FINITE}")
 
@@ -112,11 +111,9 @@ class StepObserver(Protocol):
 
     def measure(self) -> tf.Tensor:
         """Return the values to record with the loss of the latest step, without waiting for the step."""
-        ...
 
     def record_step(self, step: int, loss: float, measured: tf.Tensor) -> None:
         """Take the values of one step: the number of steps before it, its loss on this rank, the measured values."""
-        ...
 
 
 class StepSaver(Protocol):
@@ -124,7 +121,6 @@ class StepSaver(Protocol):
 
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint is due after `step` optimizer steps."""
-        ...
 
     def save(self, step: int, losses: LossTotal, seconds: float) -> None:
         """Write a checkpoint.
@@ -134,7 +130,6 @@ class StepSaver(Protocol):
             losses: Losses of the epoch on this rank.
             seconds: Time of the epoch's steps in this call of `train_epoch`, without compiling.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -184,14 +179,14 @@ def train_epoch(
         StoppedOnRequest: A rank was asked to stop. A checkpoint is written if there is a saver.
     """
     losses = _Losses(trainer, first_step, earlier, hooks.observer)
-    clock, pace = Clock(), _Pace()
+    clock = Clock()
     step = first_step
     for number, batch in enumerate(batches, start=1):
         clock.batch_arrived(len(batch.rows))
         if number % trainer.micro_batches:
             assert trainer.accumulate is not None
             trainer.accumulate(*inputs_of(batch))
-            if clock.measures and pace.is_due():
+            if clock.is_report_due():
                 step_done()  # a sign of life: a step of many micro-batches may take minutes
         else:
             hooks.before(step)
@@ -203,7 +198,7 @@ def train_epoch(
             if losses.stop_is_agreed and trainer.block(step) == step:  # a checkpoint holds what all ranks have
                 break
             hooks.save_where_due(step, losses, clock)
-            if clock.measures and pace.is_due():
+            if clock.is_report_due():
                 rate = trainer.copies * clock.images_per_second
                 hooks.report(Progress(step - first_step, losses.latest, rate))
         del batch  # the reader may reuse its memory once the step has used it
@@ -214,10 +209,6 @@ def train_epoch(
         if hooks.saver is not None:
             hooks.saver.save(step, losses.total, clock.steady_seconds)
         raise StoppedOnRequest(f"stopped after step {step}")
-    return _result(losses, clock, trainer)
-
-
-def _result(losses: "_Losses", clock: Clock, trainer: Trainer) -> EpochResult:
     total = losses.total.over_ranks(trainer.collective)
     return EpochResult(
         total.sum / total.count,
@@ -227,21 +218,6 @@ def _result(losses: "_Losses", clock: Clock, trainer: Trainer) -> EpochResult:
         clock.seconds,
         clock.first_step_seconds,
     )
-
-
-class _Pace:
-    """A timer for actions that are done about once a second."""
-
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
-
-    def is_due(self) -> bool:
-        """Return whether a second has passed since this last returned True, or since the start."""
-        now = time.perf_counter()
-        if now - self._last < _SECONDS_BETWEEN_REPORTS:
-            return False
-        self._last = now
-        return True
 
 
 def _take_step(trainer: Trainer, step: int, inputs: Inputs, losses: "_Losses") -> tf.Tensor:
@@ -319,9 +295,7 @@ class _Losses:
         return LossTotal(self._earlier.sum + math.fsum(self._values), self._earlier.count + len(self._values))
 
 
-def average_statistics(
-    model: keras.Model, collective: HorovodCollective, averages: Sequence[keras.Variable] = ()
-) -> None:
+def average_statistics(model: keras.Model, collective: Collective, averages: Sequence[keras.Variable] = ()) -> None:
     """Set the moving batch-norm statistics, which each rank computes from its own batches, to their mean over ranks.
 
     Args:

@@ -29,7 +29,6 @@ class MakeExchange(Protocol):
 
     def __call__(self, collective: Collective = ..., codec: Codec | None = None) -> GradientExchange:
         """Return an exchange; defaults are all ranks and the configured codec."""
-        ...
 
 
 class MakeOptimizer(Protocol):
@@ -37,7 +36,6 @@ class MakeOptimizer(Protocol):
 
     def __call__(self, shards: Shards | None = None) -> keras.optimizers.Optimizer:
         """Return the optimizer, built for the model's trainable variables; `shards` divides it among the ranks."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -87,39 +85,39 @@ class Mode(Protocol):
     """Takes the last or only batch of a step."""
     accumulate: Accumulate | None
     """Takes all micro-batches of a step except the last; None if a step has one batch."""
-    shared: Sequence[keras.Variable]
+    shared: Sequence[keras.Variable] = ()
     """State that is equal on every rank. Rank 0 writes it into the checkpoint with model and optimizer."""
-    own: Sequence[keras.Variable]
+    own: Sequence[keras.Variable] = ()
     """Variables, also of the optimizer, that differ between ranks; each rank writes its own."""
-    between: Sequence[tf.Variable]
+    between: Sequence[tf.Variable] = ()
     """Variables that a rank needs only until the ranks come together again. No checkpoint on disk contains them."""
 
     def begin(self, step: int) -> None:
-        """Start from the weights that all ranks have after `step` optimizer steps; called outside a graph."""
-        ...
+        """Start from the weights that all ranks have after `step` optimizer steps; called outside a graph.
+
+        A mode whose ranks always have the same weights does nothing.
+        """
+        return
 
     def block(self, step: int) -> int:
         """Return the step at which the ranks last came together, for a rank that has done `step` optimizer steps.
 
-        Ranks with the same number can continue together, each from its own state.
+        Ranks with the same number can continue together, each from its own state. A mode whose ranks come together in
+        every step returns `step`.
         """
-        ...
+        return step
 
     def come_together(self) -> None:
         """Give all ranks one model before validation and checkpoints; all ranks call this together, outside a graph."""
-        ...
 
     def figures(self) -> dict[str, float]:
         """Return the epoch figures that only this mode has; `ModeDeclaration.metrics` explains them."""
-        ...
 
     def payload_bytes(self) -> int:
         """Return the bytes that one step passes to the collective; see `GradientExchange.payload_bytes`."""
-        ...
 
     def reset(self) -> None:
         """Discard the sums and flags of an unfinished step."""
-        ...
 
 
 class MakeMode(Protocol):
@@ -132,4 +130,3 @@ class MakeMode(Protocol):
 
     def __call__(self, inputs: ModeInputs, declaration: Any, /) -> Mode:
         """Make the mode; every rank makes the same call."""
-        ...

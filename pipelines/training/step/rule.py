@@ -37,16 +37,16 @@ class Rule(Protocol):
     """See `Mode`."""
 
     def begin(self, step: int) -> None:
-        """See `Mode`; a rule whose ranks always have the same weights does nothing."""
+        """See `Mode`."""
         return
 
     def block(self, step: int) -> int:
-        """See `Mode`; a rule whose ranks come together in every step returns `step`."""
+        """See `Mode`."""
         return step
 
     def begin_step(self) -> None:
-        """Start the operations that come before the forward pass."""
-        ...
+        """Start the operations that come before the forward pass, if there are any."""
+        return
 
     def update(self, gradients: Sequence[tf.Tensor], apply: Apply) -> None:
         """Update the model.
@@ -58,4 +58,3 @@ class Rule(Protocol):
         Raises:
             tf.errors.InvalidArgumentError: Gradients or their means are not finite; see `GradientExchange.exchange`.
         """
-        ...

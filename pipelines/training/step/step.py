@@ -77,7 +77,6 @@ class Step(Protocol):
             seeds: Seeds of the samples, as `models.layers.augmentation` has them, if the model augments.
             size: Size to which the model resizes the images, if it does. A step is compiled once per size.
         """
-        ...
 
 
 @runtime_checkable
@@ -86,11 +85,9 @@ class Traceable(Protocol):
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the graph."""
-        ...
 
     def get_concrete_function(self, *inputs: Any) -> object:
         """Trace the graph for inputs of this shape and type."""
-        ...
 
 
 class Accumulate(Protocol):
@@ -100,7 +97,6 @@ class Accumulate(Protocol):
         self, images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None, size: Size | None = None
     ) -> None:
         """Add the gradients to those of the step; no rank waits for another one."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from pipelines.training.ranks.collective import HorovodCollective
-from pipelines.training.ranks.gathering import gather_json
-from pipelines.training.ranks.own_address import own_address
+from pipelines.training.ranks.collective import HorovodCollective, gather_json, own_address
 
 _QUESTIONS = 25
 _SECONDS_TO_CONNECT = 5.0

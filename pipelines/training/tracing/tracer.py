@@ -23,8 +23,7 @@ from models.layers.grids import Size
 from pipelines.dataset.read.reader import Batch
 from pipelines.launch.rank.report import log_to_driver
 from pipelines.storage.whole_files import copy_folder
-from pipelines.training.ranks.collective import HorovodCollective
-from pipelines.training.ranks.gathering import gather_json
+from pipelines.training.ranks.collective import HorovodCollective, gather_json
 from pipelines.training.step.loop import Trainer
 from pipelines.training.step.step import Images
 from pipelines.training.tracing.clocks import ClockOffset, compare_clocks

@@ -153,7 +153,7 @@ class Ring:
         return {
             "weights": [np.array(each) for each in model.trainable_variables],
             "start": start,
-            "state": {each.path.partition("/")[2]: np.array(np.asarray(each)) for each in state},
+            "state": {each.path.partition("/")[2]: np.array(np.asarray(each.value)) for each in state},
             "averages": [] if average is None else [np.array(each) for each in average.variables],
             "held": sum(np.asarray(each).nbytes for each in adapt.variables[2:]),
             "payload": exchange.metrics().payload_bytes,

@@ -19,7 +19,7 @@ OF_ALL = {"table.py", "whole_networks.py", "synchronous.py", "optimizer_state.py
 OWN_FILES = {
     "local": {"local.py"},
     "delayed": {"delayed.py"},
-    "pipeline": {"pipeline.py", "border.py", "ticks.py", "whole_model.py"},
+    "pipeline": {"pipeline.py", "ticks.py"},
     "parameter_server": {"server_step.py", "parameter_server.py", "own_shard.py", "shard.py", "shard_client.py"},
 }
 STEPS = """

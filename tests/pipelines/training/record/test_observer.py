@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipelines.training.ranks.gathering import gather_json
+from pipelines.training.ranks.collective import gather_json
 from pipelines.training.record.observer import StepMeasurements
 from pipelines.training.record.phases import divide
 from pipelines.training.step.loop import EpochResult
