@@ -44,7 +44,7 @@ _MAY_CHANGE = ("input.augmentation.", "input.resolution_schedule", "model.dropou
 
 def recorded_settings(config: RunConfig) -> dict[str, str]:
     """Return all settings that affect a step, by key, and the versions of the relevant packages."""
-    sections = {section: getattr(config, section).model_dump(mode="json") for section in _SECTIONS}
+    sections = {name: section.model_dump(mode="json") for name, section in config if name in _SECTIONS}
     values = {name: str(value) for name, value in _flat("", sections)}
     values[_LAYOUT] = config.training.mode.declaration.layout
     values["launch.num_workers"] = str(config.launch.num_workers)
