@@ -89,7 +89,6 @@ class LocalUpdates(Rule):
         )
         self._dense.marks = exchange.marks
         self._dense.build(self._weights)
-        self._names = [variable.path for variable in self._weights]
         self.shared = list(self._outer.variables)
         self.own = moments_of(optimizer)
         self.between = self._anchors
@@ -130,7 +129,8 @@ class LocalUpdates(Rule):
     def _checked(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Return the gradients after a check that they are finite, so that a diverging rank stops at once."""
         text = f"rank {self._exchange.collective.rank}: {GRADIENTS_NOT_FINITE}, from optimizer step"
-        finite = check_finite(all_finite(gradients), self._names, text, self._optimizer.iterations.value)
+        names = [variable.path for variable in self._weights]
+        finite = check_finite(all_finite(gradients), names, text, self._optimizer.iterations.value)
         with tf.control_dependencies([finite]):
             return [tf.identity(gradient) for gradient in gradients]
 

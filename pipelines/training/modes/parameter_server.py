@@ -16,8 +16,7 @@ from models.compression.exchange.pushes import PushCodec
 from pipelines.launch.wire.transport import SECRET_BYTES
 from pipelines.training.modes.optimizer_state import state_of
 from pipelines.training.modes.own_shard import OwnShard, divide
-from pipelines.training.modes.shard import NO_STOP, Gradients, ShardServer, Synchrony
-from pipelines.training.modes.shard_client import ShardClient
+from pipelines.training.modes.shard import NO_STOP, Gradients, ShardClient, ShardServer, Synchrony
 from pipelines.training.ranks.collective import HorovodCollective, gather_json, own_address
 from pipelines.training.ranks.stop import StopAgreement
 from pipelines.training.step.mode import CopyOptimizer

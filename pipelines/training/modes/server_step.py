@@ -45,10 +45,9 @@ class ServerStep:
         self.begin, self.block = server.begin, server.block
         self._variables = inputs.model.trainable_variables
         self._sums = Accumulation(inputs.model, inputs.micro_batches)
-        compiles = inputs.jit_compile
-        self._accumulate = make_accumulate(inputs.model, inputs.loss, self._sums, jit_compile=compiles)
+        self._accumulate = make_accumulate(inputs.model, inputs.loss, self._sums, jit_compile=inputs.jit_compile)
         self.accumulate: Accumulate | None = self.take if inputs.micro_batches > 1 else None
-        self._gradients = make_gradients(inputs.model, inputs.loss, jit_compile=compiles)
+        self._gradients = make_gradients(inputs.model, inputs.loss, jit_compile=inputs.jit_compile)
         self._accrued = (
             [tf.Variable(tf.zeros(each.shape), trainable=False) for each in self._variables] if server.accrues else []
         )

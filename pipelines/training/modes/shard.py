@@ -1,8 +1,9 @@
-"""A shard of a parameter server: it holds some of the weights and applies the gradients that workers push to it."""
+"""A shard of a parameter server, which applies the gradients that workers push to it, and a worker's connections."""
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.launch.wire.encoding import MessageKinds, encode
-from pipelines.launch.wire.transport import ConnectionServer, FrameConnection, frame
+from pipelines.launch.wire.transport import ConnectionServer, FrameConnection, connect, frame
 
 NO_STOP = -1
 _STEPS_TO_HEAR = 3
@@ -103,11 +104,6 @@ class Synchrony:
             return True
         return step - fetched_at >= every
 
-    @property
-    def needed(self) -> int:
-        """Number of gradients that complete a step in lock step."""
-        return self.workers - self.backup_workers
-
     def rate(self, rate: float, staleness: int) -> float:
         """Return the learning rate of one push: N pushes at the usual staleness equal one step of all N workers."""
         return rate / max(self.workers, staleness + 1 if self.staleness_aware else 0)
@@ -130,10 +126,10 @@ class PushCounts:
 class ShardServer:
     """Serves one connection per worker, each in its own thread, until `close`.
 
-    In lock step the first `needed` gradients of a step make one update with their mean, summed in worker order. Later
-    gradients of that step are dropped. Otherwise each push is an update. A push is received completely before it is
-    applied, under one lock. So a worker that dies during a push changes nothing. Nobody waits for a worker whose
-    connection has ended.
+    In lock step the first N - b gradients of a step, with b backup workers, make one update with their mean, summed in
+    worker order. Later gradients of that step are dropped. Otherwise each push is an update. A push is received
+    completely before it is applied, under one lock. So a worker that dies during a push changes nothing. Nobody waits
+    for a worker whose connection has ended.
     """
 
     def __init__(
@@ -219,7 +215,10 @@ class ShardServer:
         with self._changed:
             self.counts.pushes += 1
             if not self.synchrony.is_lock_step(push.step):
-                self._apply_alone(gradients, push.seen, push.rate)
+                staleness = self.updates - push.seen
+                self.counts.staleness += staleness
+                self.counts.most_stale = max(self.counts.most_stale, staleness)
+                self._change(gradients, self.synchrony.rate(push.rate, staleness))
             elif push.step == self.steps:
                 self._waiting[worker] = gradients
                 self._rate = push.rate
@@ -232,15 +231,10 @@ class ShardServer:
                 self._stop_at = max(self._clock.values()) + self.synchrony.push_every + _STEPS_TO_HEAR
             self._changed.notify_all()
 
-    def _apply_alone(self, gradients: Gradients, seen: int, rate: float) -> None:
-        staleness = self.updates - seen
-        self.counts.staleness += staleness
-        self.counts.most_stale = max(self.counts.most_stale, staleness)
-        self._change(gradients, self.synchrony.rate(rate, staleness))
-
     def _step_where_enough(self) -> None:
         """Take the step if enough gradients have arrived, or those of all remaining workers."""
-        if not self._waiting or len(self._waiting) < min(self.synchrony.needed, len(self._connected)):
+        needed = self.synchrony.workers - self.synchrony.backup_workers
+        if not self._waiting or len(self._waiting) < min(needed, len(self._connected)):
             return
         arrived = [self._waiting[worker] for worker in sorted(self._waiting)]
         share = np.float32(1.0 / len(arrived))
@@ -277,3 +271,87 @@ class ShardServer:
             self._connected.discard(worker)
             self._step_where_enough()
             self._changed.notify_all()
+
+
+@contextmanager
+def _loss_explained() -> Iterator[None]:
+    """Make the error say, like Gloo's errors, that another rank is the cause; see `failure.names_lost_peer`."""
+    try:
+        yield
+    except OSError as error:
+        raise ConnectionError(f"Connection closed by peer: a rank that serves a shard has ended ({error})") from error
+
+
+class ShardClient:
+    """The connections of one worker to all shards."""
+
+    def __init__(self, addresses: list[tuple[str, int]], secret: bytes, worker: int, weight_bytes: list[int]) -> None:
+        """Connect to all shards.
+
+        Args:
+            addresses: Host and port of each shard, in shard order.
+            secret: The secret of the run.
+            worker: Number of this worker.
+            weight_bytes: Bytes of the weights that each shard holds.
+
+        Raises:
+            ConnectionError: A shard does not know the secret.
+            OSError: A shard cannot be reached.
+        """
+        self._connections: list[FrameConnection] = []
+        self._seen = [0] * len(addresses)
+        self.steps = 0
+        """Largest number of lock steps that a shard has taken."""
+        self.stop_at = NO_STOP
+        """The step after which all workers stop, as decided by the first shard; -1: none."""
+        for (host, port), length in zip(addresses, weight_bytes, strict=True):
+            self._connections.append(connect(host, port, secret, length))
+            self._connections[-1].send(frame(encode(ShardOpening(worker))))
+
+    def fetch(self, step: int) -> list[memoryview]:
+        """Return the weights of each shard as bytes when this worker may start a step; valid until the next call.
+
+        Raises:
+            ConnectionError: A rank that serves a shard has ended.
+        """
+        request = frame(encode(Fetch(step)))
+        with _loss_explained():
+            for connection in self._connections:
+                connection.send(request)
+            replies, weights = self._take_replies()
+        self._seen = [reply.updates for reply in replies]
+        self.steps = max(reply.steps for reply in replies)
+        return weights
+
+    def push(
+        self, step: int, pushed: list[list[memoryview]], rate: float, *, covers: int, is_dense: bool, asked: bool
+    ) -> None:
+        """Send each shard its gradients, and wait until every shard has applied, stored or dropped them.
+
+        Args:
+            step: Number of this worker's steps before the first step of these gradients.
+            pushed: Parts of the message for each shard.
+            rate: Learning rate of a step of all workers.
+            covers: Number of steps whose gradients are summed.
+            is_dense: Whether all gradients are float32.
+            asked: Whether this worker was asked to stop.
+
+        Raises:
+            ConnectionError: A rank that serves a shard has ended.
+        """
+        with _loss_explained():
+            for connection, seen, parts in zip(self._connections, self._seen, pushed, strict=True):
+                message = encode(Push(step, covers, seen, rate, is_dense, asked))
+                connection.send(frame(message, sum(part.nbytes for part in parts)), parts)
+            self._take_replies()
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in self._connections:
+            connection.close()
+
+    def _take_replies(self) -> tuple[list[ShardReply], list[memoryview]]:
+        frames = [connection.receive() for connection in self._connections]
+        replies = [REPLIES.decode(message)[0] for message, _ in frames]
+        self.stop_at = replies[0].stop_at
+        return replies, [data for _, data in frames]

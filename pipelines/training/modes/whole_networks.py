@@ -27,7 +27,7 @@ class WholeNetworks:
         self._inputs = inputs
         model, loss, scale = inputs.model, inputs.loss, inputs.loss_scale
         sums = Accumulation(model, inputs.micro_batches) if inputs.micro_batches > 1 else None
-        self._sums, self.accumulate = sums, None
+        self._sums = sums
         self.step = make_train_step(
             model,
             loss,
@@ -41,8 +41,11 @@ class WholeNetworks:
             rate_factors=inputs.rate_factors,
             clocks=inputs.clocks,
         )
-        if sums is not None:
-            self.accumulate = make_accumulate(model, loss, sums, jit_compile=inputs.jit_compile, loss_scale=scale)
+        self.accumulate = (
+            None
+            if sums is None
+            else make_accumulate(model, loss, sums, jit_compile=inputs.jit_compile, loss_scale=scale)
+        )
 
     def come_together(self) -> None:
         """Set the moving batch-norm statistics, which differ between ranks, to their mean."""

@@ -173,9 +173,7 @@ class HorovodCollective(_Operations):
 
     def broadcast_number(self, value: int) -> int:
         """Return rank 0's value."""
-        if self.size == 1:
-            return value
-        return int(hvd.broadcast(tf.constant(value, tf.int64), root_rank=0))
+        return int(self.concatenate(np.array([value], np.int64))[0])
 
 
 class HorovodGroup(_Operations):

@@ -13,7 +13,6 @@ class Clock:
         self._started = self._waits_since = self._reported = time.perf_counter()
         self._waited = 0.0
         self._images = self._images_arrived = self._steps = 0
-        self._first_step_done = False
         self.measures = False
         """Whether a step after the first one is done."""
 
@@ -24,11 +23,10 @@ class Clock:
 
     def step_done(self) -> None:
         """Count the images of one step, which may have come in several batches."""
-        if self._first_step_done and not self.measures:
-            self._images, self._steps, self.measures = 0, 0, True
-        elif not self._first_step_done:
+        if self._steps == 0:
             self._first_ended, self._first_waited = time.perf_counter(), self._waited
-        self._first_step_done = True
+        elif not self.measures:
+            self._images, self._steps, self.measures = 0, 0, True
         self._images += self._images_arrived
         self._images_arrived = 0
         self._steps += 1

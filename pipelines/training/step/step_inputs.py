@@ -39,8 +39,6 @@ class Mixing:
 _mix = tf.function(mix_pairs, autograph=False)
 
 
-SeedsOf = Callable[[NDArray[np.int64]], NDArray[np.int32]]
-"""A function from the rows of a batch to the seeds of their augmentation."""
 Inputs = (
     tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor | None]
     | tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor | None, Size]
@@ -52,8 +50,8 @@ Inputs = (
 class StepInputs:
     """Makes the inputs of a training step from a batch."""
 
-    seeds_of: SeedsOf | None = None
-    """Returns the seeds of the augmentation; None: the model does not augment."""
+    seeds_of: Callable[[NDArray[np.int64]], NDArray[np.int32]] | None = None
+    """Returns the seeds of the augmentation from the rows of a batch; None: the model does not augment."""
     mixing: Mixing | None = None
     """Mixes the samples; None: the samples do not change."""
     size: Size | None = None

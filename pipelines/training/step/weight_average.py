@@ -29,12 +29,7 @@ class WeightAverage:
         Args:
             model: The model that is trained.
             decay: Fraction of the average that every step keeps, in (0, 1).
-
-        Raises:
-            ValueError: The decay is out of range.
         """
-        if not 0 < decay < 1:
-            raise ValueError(f"decay must be in (0, 1), got {decay}")
         self.decay = decay
         statistics = moving_statistics(model)
         self._averaged = [*model.trainable_variables, *statistics]

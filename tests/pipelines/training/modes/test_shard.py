@@ -12,8 +12,7 @@ import pytest
 from pipelines.launch.driver.failure import names_lost_peer
 from pipelines.launch.wire.encoding import encode
 from pipelines.launch.wire.transport import FrameConnection, frame
-from pipelines.training.modes.shard import NO_STOP, Push, ShardOpening, ShardServer, Synchrony
-from pipelines.training.modes.shard_client import ShardClient
+from pipelines.training.modes.shard import NO_STOP, Push, ShardClient, ShardOpening, ShardServer, Synchrony
 from tests.patience import patient, wait_until
 
 SECRET = b"s" * 32

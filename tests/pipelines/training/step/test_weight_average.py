@@ -6,7 +6,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from pipelines.training.step.accumulation import moving_statistics
@@ -85,9 +84,3 @@ def test_the_mean_of_statistics_and_of_their_averages_is_taken_over_the_ranks(ti
         np.testing.assert_allclose(variance, 5.5)  # (1 + 10) / 2
     for weights in (average.variables[0], tiny_model.get_layer("conv").kernel):
         np.testing.assert_array_equal(weights, kernel)
-
-
-@pytest.mark.parametrize("decay", [0.0, 1.0])
-def test_a_decay_that_averages_nothing_is_refused(tiny_model: keras.Model, decay: float) -> None:
-    with pytest.raises(ValueError, match=r"decay must be in \(0, 1\), got"):
-        WeightAverage(tiny_model, decay)
