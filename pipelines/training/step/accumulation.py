@@ -82,12 +82,13 @@ class Accumulation:
 
     def finish(self, loss: tf.Tensor, gradients: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Add the last micro-batch of a step, return loss and gradients of the step, and reset the sums."""
+        if self.micro_batches == 1:
+            return loss, list(gradients)
+        sums = [total + gradient for total, gradient in zip(self._sums(), gradients, strict=True)]
         statistics = [
             total + statistic for total, statistic in zip(self._statistics_sums, self._statistics, strict=True)
         ]
-        if self.micro_batches > 1:
-            gradients = [total + gradient for total, gradient in zip(self._sums(), gradients, strict=True)]
-        return self._means(self._loss + loss, gradients, statistics)
+        return self._means(self._loss + loss, sums, statistics)
 
     def put_back(self, before: Sequence[tf.Tensor]) -> None:
         """Undo the change of the moving statistics by a forward pass; for `before` see `add`."""
