@@ -1,139 +1,90 @@
 """Settings without effect, which are mistakes of the user."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import get_args
+from collections.abc import Sequence
 
-from conf.schema import RunConfig, choice_at, value_at
-from conf.sections.codecs import DGCConfig
-from conf.sections.mode_declaration import Idle
+from conf.schema import RunConfig
+from conf.sections.mode_declaration import AllBut, Idle
 from conf.sections.modes import ALONE
-from conf.sections.networks import ResNetCifarConfig
-from conf.sections.optimizers import LARSConfig, LayerwiseConfig, Role, SGDConfig
-from conf.sections.section import Section
+from conf.sections.section import Section, value_at
 
-
-@dataclass(frozen=True)
-class IdleRule:
-    """A key that has an effect only if another key has a certain value."""
-
-    key: str
-    is_idle: Callable[[RunConfig], bool]
-    """Whether the key has no effect in a configuration."""
-    reason: str
-    per_run: bool = False
-    """Whether the other key usually differs between runs. If so, a file may set this key without an error."""
-
-
-def _without_epochs(config: RunConfig) -> bool:
-    return all(place.epochs is None for _, place in [*config.schedule.places(), *config.input.places()])
-
-
-def _is_alone(config: RunConfig) -> bool:
-    return config.launch.num_workers == 1
-
-
-def _looks_ahead_without_momentum(config: RunConfig) -> bool:
-    # False is what happens without momentum, and the value that optimizers ask the user to set with it.
-    optimizer = config.optimizer
-    return isinstance(optimizer, LARSConfig | SGDConfig) and optimizer.nesterov and not optimizer.momentum
-
-
-def _adapts_nothing(config: RunConfig) -> bool:
-    optimizer = config.optimizer
-    return isinstance(optimizer, LARSConfig) and {*optimizer.roles()["unadapted"]} >= {*get_args(Role)}
-
-
-def _excludes_from_nothing(config: RunConfig) -> bool:
-    optimizer = config.optimizer
-    gives_unadapted = isinstance(optimizer, LayerwiseConfig) and optimizer.unadapted_roles is None
-    return not optimizer.weight_decay and not gives_unadapted
-
-
-def _registers_nothing(config: RunConfig) -> bool:
-    return config.tracking.registered_model is None
-
-
-def _scores_with_keras(config: RunConfig) -> bool:
-    return config.score.runtime == "keras"
-
-
-_ALL_UNADAPTED = "optimizer.unadapted_roles has every role, so that no variable has a ratio of norms"
-_CONVERTS_NOTHING = "score.runtime=keras converts nothing"
 RULES = (
-    IdleRule(
-        "launch.allow_fewer_workers", lambda c: not c.launch.retries, "launch.retries=0 allows no further attempt"
+    Idle(
+        "launch.allow_fewer_workers", "launch.retries=0 allows no further attempt", {"launch.retries": (0,)}
     ),
-    IdleRule("launch.allow_fewer_workers", _is_alone, ALONE, per_run=True),
-    IdleRule(
+    *(
+        Idle(key, ALONE, {"launch.num_workers": (1,)}, per_run=True)
+        for key in ("launch.allow_fewer_workers", "launch.exchange_timeout_seconds", "exchange.bucket_mib")
+    ),
+    Idle(
         "launch.allow_fewer_workers",
-        lambda c: not c.smaller_sizes(),
         "no smaller number of workers makes up the global batch with this training.mode and model.batch_norm_ranks",
+        {"smaller_sizes": ([],)},
         per_run=True,
     ),
-    IdleRule(
-        "launch.recover_every_steps", lambda c: c.launch.recover == "restart", "launch.recover=restart keeps nothing"
+    Idle(
+        "launch.recover_every_steps", "launch.recover=restart keeps nothing", {"launch.recover": ("restart",)}
     ),
-    IdleRule(
-        "training.tensorflow_profiler",
-        lambda c: c.training.trace_steps is None,
-        "training.trace_steps=null records no steps",
+    Idle(
+        "training.tensorflow_profiler", "training.trace_steps=null records no steps", {"training.trace_steps": (None,)}
     ),
-    IdleRule("schedule.recipe_epochs", _without_epochs, "no place of the schedule is in epochs"),
-    IdleRule(
-        "optimizer.scaling", lambda c: c.optimizer.learning_rate is not None, "optimizer.learning_rate is absolute"
+    Idle("schedule.recipe_epochs", "no place of the schedule is in epochs", {"places_in_epochs": ([],)}),
+    Idle(
+        "optimizer.scaling", "optimizer.learning_rate is absolute", {"optimizer.learning_rate": AllBut((None,))}
     ),
-    IdleRule(
-        "optimizer.nesterov", _looks_ahead_without_momentum, "optimizer.momentum=0 has nothing to look ahead with"
+    Idle(
+        "optimizer.nesterov",
+        "optimizer.momentum=0 has nothing to look ahead with",
+        # False is what happens without momentum, and the value that optimizers ask the user to set with it.
+        {"optimizer.nesterov": (True,), "optimizer.momentum": (0,)},
     ),
-    IdleRule("optimizer.trust_coefficient", _adapts_nothing, _ALL_UNADAPTED),
-    IdleRule("optimizer.epsilon", _adapts_nothing, _ALL_UNADAPTED),
-    IdleRule("optimizer.excluded_roles", _excludes_from_nothing, "optimizer.weight_decay=0 decays no variable"),
-    IdleRule(
-        "model.batch_norm_ranks", lambda c: c.model.batch_norm_ranks == "all" and _is_alone(c), ALONE, per_run=True
+    *(
+        Idle(
+            key,
+            "optimizer.unadapted_roles has every role, so that no variable has a ratio of norms",
+            {"optimizer.adapted_roles": (set(),)},
+        )
+        for key in ("optimizer.trust_coefficient", "optimizer.epsilon")
     ),
-    IdleRule(
+    Idle(
+        "optimizer.excluded_roles",
+        "optimizer.weight_decay=0 decays no variable",
+        {"optimizer.uses_excluded_roles": (False,)},
+    ),
+    Idle("model.batch_norm_ranks", ALONE, {"model.batch_norm_ranks": ("all",), "launch.num_workers": (1,)}, per_run=True),
+    Idle(
         "model.zero_init_residual",
-        lambda c: isinstance(c.model, ResNetCifarConfig) and c.model.preactivation,
         "with model.preactivation no normalisation ends a block",
+        {"model.preactivation": (True,)},
     ),
-    IdleRule("launch.exchange_timeout_seconds", _is_alone, ALONE, per_run=True),
-    IdleRule("exchange.bucket_mib", _is_alone, ALONE, per_run=True),
-    IdleRule(
-        "exchange.dense_below", lambda c: c.exchange.codec.name == "none", "with exchange.codec=none all is float32"
+    *(
+        Idle(key, "with exchange.codec=none all is float32", {"exchange.codec": ("none",)})
+        for key in ("exchange.dense_below", "exchange.warmup_steps")
     ),
-    IdleRule(
-        "exchange.warmup_steps", lambda c: c.exchange.codec.name == "none", "with exchange.codec=none all is float32"
-    ),
-    IdleRule(
+    Idle(
         "exchange.rescale_residual",
-        lambda c: not c.exchange.codec.keeps_residual,
         "this exchange.codec keeps no residual",
+        {"exchange.codec.keeps_residual": (False,)},
     ),
-    IdleRule(
+    Idle(
         "exchange.codec.nesterov",
-        lambda c: isinstance(c.exchange.codec, DGCConfig) and not c.exchange.codec.momentum,
         "exchange.codec.momentum=0 has nothing to look ahead with",
+        {"exchange.codec.momentum": (0,)},
     ),
-    IdleRule("tracking.promote_metric", _registers_nothing, "tracking.registered_model=null registers nothing"),
-    IdleRule("tracking.promote_margin", _registers_nothing, "tracking.registered_model=null registers nothing"),
-    IdleRule("score.reference_dataset", _scores_with_keras, _CONVERTS_NOTHING),
-    IdleRule("score.calibration_samples", lambda c: c.score.runtime != "int8", "score.runtime is not int8"),
-    IdleRule("score.acceptance_samples", _scores_with_keras, _CONVERTS_NOTHING),
-    IdleRule("score.max_f1_drop", _scores_with_keras, _CONVERTS_NOTHING),
+    *(
+        Idle(key, "tracking.registered_model=null registers nothing", {"tracking.registered_model": (None,)})
+        for key in ("tracking.promote_metric", "tracking.promote_margin")
+    ),
+    *(
+        Idle(key, "score.runtime=keras converts nothing", {"score.runtime": ("keras",)})
+        for key in ("score.reference_dataset", "score.acceptance_samples", "score.max_f1_drop")
+    ),
+    Idle("score.calibration_samples", "score.runtime is not int8", {"score.runtime": AllBut(("int8",))}),
 )
 
 
-def _rules(config: RunConfig) -> list[IdleRule]:
+def _rules(config: RunConfig) -> list[Idle]:
     """Return the rules that always hold, and those of the training mode."""
-    return [*RULES, *map(_rule, config.training.mode.declaration.idle())]
-
-
-def _rule(idle: Idle) -> IdleRule:
-    def is_idle(config: RunConfig) -> bool:
-        return all(choice_at(config, key) in values for key, values in idle.where.items())
-
-    return IdleRule(idle.key, is_idle, idle.reason, idle.per_run)
+    return [*RULES, *config.training.mode.declaration.idle()]
 
 
 def refuse_without_effect(

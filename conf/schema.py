@@ -15,7 +15,7 @@ from conf.sections.optimizers import LARSConfig, OneBitAdamConfig, OptimizerConf
 from conf.sections.probe import ProbeConfig
 from conf.sections.schedules import GradualWarmupConfig, ScheduleConfig
 from conf.sections.score import EvaluateConfig, ScoreConfig
-from conf.sections.section import NamedSection, Section
+from conf.sections.section import Section, choice_at, value_at
 from conf.sections.training import TrainingConfig, WarmStartConfig
 
 
@@ -149,6 +149,12 @@ class RunConfig(Section):
         """Return the number of model copies that these workers train, each on its own samples."""
         return workers // self.training.mode.declaration.ranks_per_copy
 
+    @property
+    def places_in_epochs(self) -> list[str]:
+        """Keys of the places of the run that are in epochs."""
+        places = [*self.schedule.places(), *self.input.places()]
+        return [key for key, place in places if place.epochs is not None]
+
     def with_synchronous_mode(self) -> "RunConfig":
         """Return the same global batch in the mode `synchronous`, for jobs that train in no other mode."""
         training = {
@@ -166,8 +172,9 @@ class RunConfig(Section):
         steps, left = divmod(self.global_batch_size, copies * self.training.batch_size_per_worker)
         return None if left else steps
 
+    @property
     def smaller_sizes(self) -> list[int]:
-        """Return the smaller numbers of workers that reach the global batch by accumulation, with the same batch size.
+        """The smaller numbers of workers that reach the global batch by accumulation, with the same batch size.
 
         Batch norm over groups of ranks keeps its groups; batch norm over all ranks then has fewer samples. If steps do
         not wait for some workers, other workers must remain.
@@ -207,20 +214,6 @@ def check_mode(chosen: ModeConfig, launch: LaunchConfig, config: Section) -> Non
         )
     if launch.recover == "in_place" and mode.not_in_place:
         raise ValueError(f"launch.recover=in_place {mode.not_in_place}: set launch.recover=restart, and launch.retries")
-
-
-def value_at(config: Section, key: str) -> Any:
-    """Return the value of a key; None: the chosen sections have no such key."""
-    found: Any = config
-    for name in key.split("."):
-        found = getattr(found, name, None)
-    return found
-
-
-def choice_at(config: Section, key: str) -> Any:
-    """Return the value of a key, or the name of the section that the key chooses."""
-    value = value_at(config, key)
-    return value.name if isinstance(value, NamedSection) else value
 
 
 def check_length(training: TrainingConfig, exchange: ExchangeConfig, steps_per_epoch: int) -> str | None:

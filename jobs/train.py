@@ -165,7 +165,7 @@ def train_on(
             spark,
             config.launch,
             description=f"groundswell train: {record.name}",
-            allowed_sizes=config.smaller_sizes(),
+            allowed_sizes=config.smaller_sizes,
             spares=config.launch.recover == "in_place",
             log_folder=record.folder / "logs",
             on_attempt=record.attempt,

@@ -5,6 +5,8 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+from conf.sections.section import Section, choice_at
+
 
 class Refusal(NamedTuple):
     """A setting with values that do not fit a mode; the error is `key=value reason: remedy`."""
@@ -18,14 +20,18 @@ class Refusal(NamedTuple):
 
 
 class Idle(NamedTuple):
-    """A setting that has no effect with a mode, which is a mistake of the user."""
+    """A setting that has no effect with some values of others, or with a mode, which is a mistake of the user."""
 
     key: str
     reason: str
     where: Mapping[str, Container[Any]] = {}
-    """Other settings with values; the rule holds only if each of these settings has one of its values."""
+    """Other settings, or properties of sections, with values. The rule holds only if each has one of its values."""
     per_run: bool = False
-    """Whether these other settings usually differ between runs."""
+    """Whether these other settings usually differ between runs. If so, a file may set this key without an error."""
+
+    def is_idle(self, config: Section) -> bool:
+        """Return whether the setting has no effect in a configuration."""
+        return all(choice_at(config, key) in values for key, values in self.where.items())
 
 
 class Beginning(NamedTuple):

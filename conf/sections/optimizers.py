@@ -1,6 +1,6 @@
 """The settings of every optimizer, by name; their defaults are stated here only."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -40,6 +40,11 @@ class OptimizerBase(NamedSection):
             )
         return self
 
+    @property
+    def uses_excluded_roles(self) -> bool:
+        """Whether any variable is treated by `excluded_roles`."""
+        return self.weight_decay > 0
+
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of the constructor, without the schedule's keys and the roles."""
         return self.model_dump(
@@ -56,6 +61,11 @@ class LayerwiseConfig(OptimizerBase):
 
     unadapted_roles: list[Role] | None = None
     """Roles of the variables without the ratio of norms, which get the full learning rate; null: `excluded_roles`."""
+
+    @property
+    def uses_excluded_roles(self) -> bool:
+        """Whether any variable is treated by `excluded_roles`: these may also be the variables without the ratio."""
+        return self.unadapted_roles is None or super().uses_excluded_roles
 
     def roles(self) -> dict[str, list[Role]]:
         """Return the keyword arguments that are lists of variables, as the roles of these variables."""
@@ -85,6 +95,11 @@ class LARSConfig(LayerwiseConfig):
     ratio divides by the norm of the sum of gradient and decay."""
     epsilon: float = Field(default=0.0, ge=0)
     """Added to the denominator of the ratio."""
+
+    @property
+    def adapted_roles(self) -> set[Role]:
+        """Roles of the variables with the ratio of norms."""
+        return {*get_args(Role)} - {*self.roles()["unadapted"]}
 
 
 class LAMBConfig(LayerwiseConfig):

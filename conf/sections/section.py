@@ -57,6 +57,20 @@ class NamedSection(Section):
         return self.model_dump(exclude={"name"})
 
 
+def value_at(config: Section, key: str) -> Any:
+    """Return the value of a key; None: the chosen sections have no such key."""
+    found: Any = config
+    for name in key.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+def choice_at(config: Section, key: str) -> Any:
+    """Return the value of a key, or the name of the section that the key chooses."""
+    value = value_at(config, key)
+    return value.name if isinstance(value, NamedSection) else value
+
+
 def member_names(union: Any, key: str = "name") -> tuple[str, ...]:
     """Return the names of all members of a union, in its order, or the name of a single section.
 

@@ -45,7 +45,7 @@ def test_gpus_of_executors_that_the_workers_do_not_use_are_named(
 def test_fewer_workers_leave_some_for_a_step_to_wait_for() -> None:
     def sizes(backups: int) -> list[int]:
         mode = f"training.mode={{name: parameter_server, synchrony: backup, backup_workers: {backups}}}"
-        return load("smoke", ["launch.num_workers=4", "training.batch_size_per_worker=3", mode]).smaller_sizes()
+        return load("smoke", ["launch.num_workers=4", "training.batch_size_per_worker=3", mode]).smaller_sizes
 
     assert (sizes(0), sizes(1), sizes(2), sizes(3)) == ([1, 2], [2], [], [])
 

@@ -115,4 +115,4 @@ def test_a_regularised_training_with_a_best_epoch_goes_on_as_it_was(
 def test_the_sizes_of_a_further_attempt_make_up_the_global_batch_from_the_same_batches() -> None:
     for batch, sizes in (("batch_size_per_worker=4", [1, 2, 3]), ("global_batch_size=240", [1, 2, 3, 4, 5])):
         # 240: 60, 30, 20, 15 and 12 micro-batches of 4.
-        assert load("smoke", ["launch.num_workers=6", f"training.{batch}"]).smaller_sizes() == sizes
+        assert load("smoke", ["launch.num_workers=6", f"training.{batch}"]).smaller_sizes == sizes

@@ -93,5 +93,5 @@ def test_groups_of_two_ranks_are_ranks_with_twice_the_batch() -> None:
 
 def test_groups_stay_whole_after_lost_workers() -> None:
     six = ["launch.num_workers=6", "training.batch_size_per_worker=4"]
-    assert load("smoke", [*six, "model.batch_norm_ranks=2"]).smaller_sizes() == [2]
-    assert load("smoke", [*six, "model.batch_norm_ranks=all"]).smaller_sizes() == [1, 2, 3]
+    assert load("smoke", [*six, "model.batch_norm_ranks=2"]).smaller_sizes == [2]
+    assert load("smoke", [*six, "model.batch_norm_ranks=all"]).smaller_sizes == [1, 2, 3]
