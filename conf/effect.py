@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 
 from conf.schema import RunConfig
-from conf.sections.mode_declaration import AllBut, Idle
+from conf.sections.mode_declaration import Idle
 from conf.sections.modes import ALONE
 from conf.sections.section import Section, value_at
 
 RULES = (
-    Idle(
-        "launch.allow_fewer_workers", "launch.retries=0 allows no further attempt", {"launch.retries": (0,)}
-    ),
+    Idle("launch.allow_fewer_workers", "launch.retries=0 allows no further attempt", {"launch.retries": (0,)}),
     *(
         Idle(key, ALONE, {"launch.num_workers": (1,)}, per_run=True)
         for key in ("launch.allow_fewer_workers", "launch.exchange_timeout_seconds", "exchange.bucket_mib")
@@ -21,16 +19,12 @@ RULES = (
         {"smaller_sizes": ([],)},
         per_run=True,
     ),
-    Idle(
-        "launch.recover_every_steps", "launch.recover=restart keeps nothing", {"launch.recover": ("restart",)}
-    ),
+    Idle("launch.recover_every_steps", "launch.recover=restart keeps nothing", {"launch.recover": ("restart",)}),
     Idle(
         "training.tensorflow_profiler", "training.trace_steps=null records no steps", {"training.trace_steps": (None,)}
     ),
     Idle("schedule.recipe_epochs", "no place of the schedule is in epochs", {"places_in_epochs": ([],)}),
-    Idle(
-        "optimizer.scaling", "optimizer.learning_rate is absolute", {"optimizer.learning_rate": AllBut((None,))}
-    ),
+    Idle("optimizer.scaling", "optimizer.learning_rate is absolute", {"optimizer.learning_rate_per_256": (None,)}),
     Idle(
         "optimizer.nesterov",
         "optimizer.momentum=0 has nothing to look ahead with",
@@ -50,7 +44,12 @@ RULES = (
         "optimizer.weight_decay=0 decays no variable",
         {"optimizer.uses_excluded_roles": (False,)},
     ),
-    Idle("model.batch_norm_ranks", ALONE, {"model.batch_norm_ranks": ("all",), "launch.num_workers": (1,)}, per_run=True),
+    Idle(
+        "model.batch_norm_ranks",
+        ALONE,
+        {"model.batch_norm_ranks": ("all",), "launch.num_workers": (1,)},
+        per_run=True,
+    ),
     Idle(
         "model.zero_init_residual",
         "with model.preactivation no normalisation ends a block",
@@ -78,7 +77,7 @@ RULES = (
         Idle(key, "score.runtime=keras converts nothing", {"score.runtime": ("keras",)})
         for key in ("score.reference_dataset", "score.acceptance_samples", "score.max_f1_drop")
     ),
-    Idle("score.calibration_samples", "score.runtime is not int8", {"score.runtime": AllBut(("int8",))}),
+    Idle("score.calibration_samples", "score.runtime is not int8", {"score.runtime": ("keras", "bf16")}),
 )
 
 

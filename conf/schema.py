@@ -1,7 +1,5 @@
 """Typed configuration: one frozen section per concern, each in its own file, and checks across sections."""
 
-from typing import Any
-
 from pydantic import model_validator
 
 from conf.sections.archives import ArchiveConfig
