@@ -9,11 +9,11 @@ from conf.sections.input import InputConfig
 from conf.sections.launch import LaunchConfig, TrackingConfig
 from conf.sections.modes import ModeConfig, SynchronousConfig
 from conf.sections.networks import ModelConfig, ResNetConfig
-from conf.sections.optimizers import LARSConfig, OneBitAdamConfig, OptimizerConfig, SGDConfig
+from conf.sections.optimizers import LARSConfig, OptimizerConfig
 from conf.sections.probe import ProbeConfig
 from conf.sections.schedules import GradualWarmupConfig, ScheduleConfig
 from conf.sections.score import EvaluateConfig, ScoreConfig
-from conf.sections.section import Section, choice_at, value_at
+from conf.sections.section import Section, choice_at, refuse, value_at
 from conf.sections.training import TrainingConfig, WarmStartConfig
 
 
@@ -52,82 +52,82 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _reader_can_do_it(self) -> "RunConfig":
-        if "://" in (self.reader.cache_folder or ""):
-            raise ValueError(
-                f"reader.cache_folder={self.reader.cache_folder} is a URL: it must be a folder that the workers mount"
-            )
-        if self.reader.name == "petastorm" and self.training.checkpoint_every_steps is not None:
-            raise ValueError(
+        refuse(
+            (
+                "://" in (self.reader.cache_folder or ""),
+                f"reader.cache_folder={self.reader.cache_folder} is a URL: it must be a folder that the workers mount",
+            ),
+            (
+                self.reader.name == "petastorm" and self.training.checkpoint_every_steps is not None,
                 "Petastorm's reader cannot resume within an epoch: set training.checkpoint_every_steps=null or "
-                "reader.name=groundswell"
-            )
-        if self.reader.name == "petastorm" and self.reader.verify == "always":
-            raise ValueError(
-                "Petastorm's reader knows no checksums: reader.verify=always needs reader.name=groundswell"
-            )
+                "reader.name=groundswell",
+            ),
+            (
+                self.reader.name == "petastorm" and self.reader.verify == "always",
+                "Petastorm's reader knows no checksums: reader.verify=always needs reader.name=groundswell",
+            ),
+        )
         return self
 
     @model_validator(mode="after")
     def _batch_norm_fits_the_ranks(self) -> "RunConfig":
         ranks, workers = self.model.batch_norm_ranks, self.launch.num_workers
-        if ranks != 1 and self.training.jit_compile:
-            raise ValueError(
+        refuse(
+            (
+                ranks != 1 and self.training.jit_compile,
                 f"model.batch_norm_ranks={ranks} sums over ranks within the forward pass, which XLA cannot compile: "
-                "set training.jit_compile=false or model.batch_norm_ranks=1"
-            )
-        if workers % self.model.batch_norm_span(workers):
-            raise ValueError(
+                "set training.jit_compile=false or model.batch_norm_ranks=1",
+            ),
+            (
+                workers % self.model.batch_norm_span(workers),
                 f"launch.num_workers={workers} does not divide into groups of model.batch_norm_ranks={ranks}: set "
-                "a number that divides it, or all"
-            )
+                "a number that divides it, or all",
+            ),
+        )
         return self
 
     @model_validator(mode="after")
-    def _codec_fits_optimizer_and_clipping(self) -> "RunConfig":
-        codec, optimizer, clipping = self.exchange.codec.name, self.optimizer, self.training.gradient_clipping
-        if codec == "dgc" and not isinstance(optimizer, SGDConfig):
-            raise ValueError(
-                f"exchange.codec=dgc hands accumulated velocities to the optimizer, for which {optimizer.name} has no "
-                "known recipe: set optimizer={name: sgd, momentum: 0, nesterov: false}"
-            )
-        if codec == "dgc" and isinstance(optimizer, SGDConfig) and optimizer.momentum > 0:
-            raise ValueError(
-                f"exchange.codec=dgc has its own momentum, and optimizer.momentum={optimizer.momentum} would apply a "
-                "second one: set optimizer.momentum=0 and optimizer.nesterov=false"
-            )
-        if (codec == "onebit_adam") != isinstance(optimizer, OneBitAdamConfig):
-            raise ValueError(
+    def _optimizer_fits_the_rest(self) -> "RunConfig":
+        codec, optimizer, clipping = self.exchange.codec.name, self.optimizer.name, self.training.gradient_clipping
+        momentum, warmup_steps = (value_at(self.optimizer, key) for key in ("momentum", "warmup_steps"))
+        refuse(
+            (
+                codec == "dgc" and optimizer != "sgd",
+                f"exchange.codec=dgc hands accumulated velocities to the optimizer, for which {optimizer} has no known "
+                "recipe: set optimizer={name: sgd, momentum: 0, nesterov: false}",
+            ),
+            (
+                codec == "dgc" and momentum,
+                f"exchange.codec=dgc has its own momentum, and optimizer.momentum={momentum} would apply a second one: "
+                "set optimizer.momentum=0 and optimizer.nesterov=false",
+            ),
+            (
+                (codec == "onebit_adam") != (optimizer == "onebit_adam"),
                 f"exchange.codec=onebit_adam and optimizer.name=onebit_adam are two halves of one method, got codec "
-                f"{codec} and optimizer {optimizer.name}: one without the other would apply the first moment twice or "
-                "never"
-            )
-        if isinstance(optimizer, OneBitAdamConfig) and not 0 < self.exchange.warmup_steps == optimizer.warmup_steps:
-            raise ValueError(
+                f"{codec} and optimizer {optimizer}: one without the other would apply the first moment twice or never",
+            ),
+            (
+                optimizer == "onebit_adam" and not 0 < self.exchange.warmup_steps == warmup_steps,
                 "exchange.codec=onebit_adam needs some steps of plain Adam, which both halves must know, got "
-                f"exchange.warmup_steps={self.exchange.warmup_steps} and optimizer.warmup_steps="
-                f"{optimizer.warmup_steps}"
-            )
-        if clipping is not None and codec == "dgc":
-            raise ValueError(
+                f"exchange.warmup_steps={self.exchange.warmup_steps} and optimizer.warmup_steps={warmup_steps}",
+            ),
+            (
+                clipping is not None and codec == "dgc",
                 f"exchange.codec=dgc gives accumulated velocities, and training.gradient_clipping={clipping} is for "
-                "gradients: set training.gradient_clipping=null and exchange.codec.clip_norm, which clips them before"
-            )
-        if clipping is not None and codec == "onebit_adam":
-            raise ValueError(
+                "gradients: set training.gradient_clipping=null and exchange.codec.clip_norm, which clips them before",
+            ),
+            (
+                clipping is not None and codec == "onebit_adam",
                 f"exchange.codec=onebit_adam gives first moments, and training.gradient_clipping={clipping} is for "
-                "gradients: set training.gradient_clipping=null"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _rate_factors_are_those_of_the_rate(self) -> "RunConfig":
-        optimizer = self.optimizer
-        if self.warm_start.rate_factors and isinstance(optimizer, LARSConfig) and optimizer.variant == "larc":
-            raise ValueError(
+                "gradients: set training.gradient_clipping=null",
+            ),
+            (
+                self.warm_start.rate_factors and value_at(self.optimizer, "variant") == "larc",
                 "warm_start.rate_factors multiplies the update of a layer, and optimizer.variant=larc gives an update "
                 "that is not in proportion to the rate: choose another optimizer.variant, or leave out "
-                "warm_start.rate_factors"
-            )
+                "warm_start.rate_factors",
+            ),
+        )
         return self
 
     @model_validator(mode="after")
@@ -205,13 +205,17 @@ def check_mode(chosen: ModeConfig, launch: LaunchConfig, config: Section) -> Non
             is_long = isinstance(value, list) and isinstance(value[0], Section)
             raise ValueError(f"{key if is_long else f'{key}={value}'} {reason}: {remedy}")
     ranks = value_at(config, "model.batch_norm_ranks")
-    if mode.ranks_per_copy > 1 and ranks != 1:
-        raise ValueError(
+    refuse(
+        (
+            mode.ranks_per_copy > 1 and ranks != 1,
             f"model.batch_norm_ranks={ranks} makes groups of workers, and training.mode={chosen.name} makes those that "
-            "hold one copy of the model: set model.batch_norm_ranks=1"
-        )
-    if launch.recover == "in_place" and mode.not_in_place:
-        raise ValueError(f"launch.recover=in_place {mode.not_in_place}: set launch.recover=restart, and launch.retries")
+            "hold one copy of the model: set model.batch_norm_ranks=1",
+        ),
+        (
+            launch.recover == "in_place" and mode.not_in_place,
+            f"launch.recover=in_place {mode.not_in_place}: set launch.recover=restart, and launch.retries",
+        ),
+    )
 
 
 def check_length(training: TrainingConfig, exchange: ExchangeConfig, steps_per_epoch: int) -> str | None:
@@ -278,18 +282,20 @@ def check_recovery(launch: LaunchConfig, training: TrainingConfig, reader: Reade
     """
     if launch.recover != "in_place":
         return
-    if launch.num_workers == 1:
-        raise ValueError(
+    refuse(
+        (
+            launch.num_workers == 1,
             "launch.recover=in_place continues with the other workers, and launch.num_workers=1 has none: set "
-            "launch.recover=restart, and launch.retries"
-        )
-    if training.trace_steps is not None:
-        raise ValueError(
+            "launch.recover=restart, and launch.retries",
+        ),
+        (
+            training.trace_steps is not None,
             "training.trace_steps brings the clocks of processes together, and launch.recover=in_place may replace one "
-            "of them: set launch.recover=restart"
-        )
-    if reader.name == "petastorm":
-        raise ValueError(
+            "of them: set launch.recover=restart",
+        ),
+        (
+            reader.name == "petastorm",
             "launch.recover=in_place continues within an epoch, and reader.name=petastorm begins epochs only at their "
-            "start: set reader.name=groundswell"
-        )
+            "start: set reader.name=groundswell",
+        ),
+    )

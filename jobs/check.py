@@ -7,6 +7,7 @@ from contextlib import closing
 from pyspark.sql import SparkSession
 
 from conf.schema import RunConfig
+from conf.sections.section import refuse
 from jobs.shell import cli
 from jobs.shell.command import USER_ERROR, Result, exit_code, message_of, read_config, say
 from jobs.shell.display import Bar
@@ -145,10 +146,13 @@ def _look_around(spark: SparkSession, config: RunConfig) -> Sequence[entry.HostR
 
 def main(arguments: argparse.Namespace, result: Result) -> None:
     """Check as the command line says."""
-    if arguments.config is None and arguments.dataset is None:
-        raise ValueError("nothing to check: give --config NAME|PATH, or --dataset PATH to read a dataset")
-    if arguments.config is None and arguments.set:
-        raise ValueError("--set has no effect without --config")
+    refuse(
+        (
+            arguments.config is None and arguments.dataset is None,
+            "nothing to check: give --config NAME|PATH, or --dataset PATH to read a dataset",
+        ),
+        (arguments.config is None and arguments.set, "--set has no effect without --config"),
+    )
     checklist = Checklist()
     if arguments.dataset is not None:
         result.dataset = arguments.dataset

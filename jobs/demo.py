@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 
 from conf.load import load
 from conf.schema import RunConfig
+from conf.sections.section import refuse
 from jobs.evaluate import evaluate
 from jobs.prepare import prepare
 from jobs.shell import cli
@@ -58,13 +59,14 @@ def demo(config: RunConfig, generate: Path | None, result: Result) -> DemoResult
     say_step(f"prepare -> {config.dataset.path}")
     manifest = prepare(config)
     missing = {"train", "validation", "test"} - set(manifest.splits)
-    if missing:
-        raise ValueError(f"the demo needs train, validation and test; the archive lacks {', '.join(sorted(missing))}")
-    if manifest.task != "multi_label":
-        raise ValueError(
+    refuse(
+        (missing, f"the demo needs train, validation and test; the archive lacks {', '.join(sorted(missing))}"),
+        (
+            manifest.task != "multi_label",
             f"the demo's table is of archives with several labels an image; {config.dataset.path} is prepared: see "
-            "`groundswell train`, which takes those with one label too"
-        )
+            "`groundswell train`, which takes those with one label too",
+        ),
+    )
     say_step(f"train: {config.model.name}, {config.launch.num_workers} workers")
     trained = train(config, result)
     say_step("evaluate")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from conf.sections.section import refuse
 from jobs.shell import cli
 from jobs.shell.command import Result, say
 from jobs.shell.paths import PLOT_MARK, check_outputs, save_plot
@@ -161,20 +162,34 @@ def _batches(arguments: argparse.Namespace) -> dict[str, int]:
 
 def _hosts(arguments: argparse.Namespace, measurements: Measurements) -> Hosts:
     recorded = any(link.name == RECORDED_LINK for link in measurements.links)
-    if arguments.link is None and not recorded:
-        raise ValueError("--link is missing: say what is between the hosts, such as 1Gbit/s or 1Gbit/s,50us")
-    if (arguments.local_link is None) != (arguments.workers_per_host == 1):
-        raise ValueError("--workers-per-host above 1 and --local-link belong together: name both or neither")
-    if arguments.local_link is not None and arguments.link is None:
-        raise ValueError("--local-link has no effect without --link, the one between the hosts")
+    refuse(
+        (
+            arguments.link is None and not recorded,
+            "--link is missing: say what is between the hosts, such as 1Gbit/s or 1Gbit/s,50us",
+        ),
+        (
+            (arguments.local_link is None) != (arguments.workers_per_host == 1),
+            "--workers-per-host above 1 and --local-link belong together: name both or neither",
+        ),
+        (
+            arguments.local_link is not None and arguments.link is None,
+            "--local-link has no effect without --link, the one between the hosts",
+        ),
+    )
     return Hosts(arguments.link, arguments.local_link, arguments.workers_per_host)
 
 
 def _job(arguments: argparse.Namespace) -> Job:
-    if (arguments.images is None) != (arguments.epochs is None):
-        raise ValueError("--images and --epochs belong together: the time of a training needs both")
-    if arguments.price is not None and arguments.images is None:
-        raise ValueError("--price has no effect without --images and --epochs: the cost is that of a training")
+    refuse(
+        (
+            (arguments.images is None) != (arguments.epochs is None),
+            "--images and --epochs belong together: the time of a training needs both",
+        ),
+        (
+            arguments.price is not None and arguments.images is None,
+            "--price has no effect without --images and --epochs: the cost is that of a training",
+        ),
+    )
     return Job(arguments.images, arguments.epochs, arguments.price)
 
 

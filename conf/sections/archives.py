@@ -14,6 +14,24 @@ class FolderArchive(Section):
     """Folder of the archive, as published: a path, or a URL that fsspec supports (`s3://bucket/folder`)."""
 
 
+class DrawnSplitsArchive(FolderArchive):
+    """The settings of archives whose splits are drawn, in proportion in every class, if the archive has none."""
+
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """Seed of the draw."""
+    split_fractions: list[float] = Field(default=[0.7, 0.15, 0.15])
+    """Fractions of train, validation and test, if the splits are drawn; they add up to 1."""
+
+
+class ImagesArchive(DrawnSplitsArchive):
+    """The settings that archives of JPEG and PNG images share."""
+
+    image_size: int | None = Field(default=None, gt=0)
+    """Side in pixels of the squares to which images are resized and cropped; null: the most frequent size."""
+    validation_fraction: float = Field(default=0.1, ge=0, lt=1)
+    """Part of train that becomes validation, if the archive has splits and none is called validation."""
+
+
 class BigEarthNetV2Config(FolderArchive):
     """BigEarthNet v2.0 (reBEN): 19 classes, 12 Sentinel-2 bands, Sentinel-1 where it is present."""
 
@@ -38,31 +56,19 @@ class BigEarthNetV1Config(FolderArchive):
     """Whether the lists may name patches that the archive lacks."""
 
 
-class EuroSATConfig(FolderArchive):
+class EuroSATConfig(DrawnSplitsArchive):
     """EuroSAT: 10 classes, multispectral GeoTIFF (eurosat_ms) or RGB JPEG (eurosat_rgb)."""
 
     kind: Literal["eurosat_ms", "eurosat_rgb"]
-    seed: int = Field(default=0, ge=0, lt=2**32)
-    """Seed of the stratified splits."""
-    split_fractions: list[float] = Field(default=[0.7, 0.15, 0.15])
-    """Fractions of train, validation and test; they add up to 1."""
 
 
-class ImageFolderConfig(FolderArchive):
-    """JPEG and PNG files in `<split>/<class>/` or `<class>/`."""
+class ImageFolderConfig(ImagesArchive):
+    """JPEG and PNG files in `<split>/<class>/`, or in `<class>/` if the splits are drawn."""
 
     kind: Literal["image_folder"]
-    image_size: int | None = Field(default=None, gt=0)
-    """Side in pixels of the squares to which images are resized and cropped; null: the most frequent size."""
-    seed: int = Field(default=0, ge=0, lt=2**32)
-    """Seed of the stratified splits."""
-    split_fractions: list[float] = Field(default=[0.7, 0.15, 0.15])
-    """Fractions of train, validation and test, used if the folders are classes."""
-    validation_fraction: float = Field(default=0.1, ge=0, lt=1)
-    """Part of train that becomes validation, if the folders are splits and none is called validation."""
 
 
-class TableConfig(FolderArchive):
+class TableConfig(ImagesArchive):
     """Parquet files with a column of encoded images, as in Hugging Face's image datasets; or a DataFrame."""
 
     kind: Literal["table"]
@@ -72,14 +78,6 @@ class TableConfig(FolderArchive):
     """Column of labels: a text or an integer for one class, a list of texts or integers for several classes."""
     split: str | None = Field(default=None, min_length=1)
     """Column of the splits' names; null: names of files or folders give the split, or the splits are drawn."""
-    image_size: int | None = Field(default=None, gt=0)
-    """Side in pixels of the squares to which images are resized and cropped; null: the most frequent size."""
-    seed: int = Field(default=0, ge=0, lt=2**32)
-    """Seed of the draw of missing splits."""
-    split_fractions: list[float] = Field(default=[0.7, 0.15, 0.15])
-    """Fractions of train, validation and test, used if neither a column nor names give the split."""
-    validation_fraction: float = Field(default=0.1, ge=0, lt=1)
-    """Part of train that becomes validation, if splits exist and none is called validation."""
 
 
 class SyntheticConfig(Section):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from conf.sections.section import NamedSection, Section, member_names
 
@@ -19,11 +19,25 @@ class CodecMember(NamedSection):
         """Whether the residual, which was not sent, is added to the next gradient."""
         return bool(getattr(self, "error_feedback", False))
 
+    def arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments of the constructor, with a schedule as pairs of a step and a value."""
+        return {
+            key: [tuple(entry.values()) for entry in value] if key.endswith("_schedule") else value
+            for key, value in super().arguments().items()
+        }
+
 
 class AlwaysWithResidual(CodecMember):
     """The settings of codecs that require error feedback."""
 
     error_feedback: ClassVar[bool] = True
+
+
+class ResidualByDefault(CodecMember):
+    """The settings of codecs that have error feedback unless the user turns it off."""
+
+    error_feedback: bool = True
+    """Whether the residual is added to the next gradient; false is for comparison only."""
 
 
 class NoneConfig(CodecMember):
@@ -59,20 +73,16 @@ class Bf16Config(CodecMember):
     """Whether the rounding error is added to the next gradient."""
 
 
-class OneBitConfig(CodecMember):
+class OneBitConfig(ResidualByDefault):
     """One bit per element, two means per column (Seide et al. 2014)."""
 
     name: Literal["onebit"] = "onebit"
-    error_feedback: bool = True
-    """Whether the residual is added to the next gradient; false is for comparison only."""
 
 
-class ScaledSignConfig(CodecMember):
+class ScaledSignConfig(ResidualByDefault):
     """One bit per element, one scale per tensor (Karimireddy et al. 2019)."""
 
     name: Literal["scaled_sign"] = "scaled_sign"
-    error_feedback: bool = True
-    """Whether the residual is added to the next gradient; false is for comparison only."""
 
 
 class QSGDConfig(CodecMember):
@@ -135,10 +145,11 @@ class RankUntil(Until):
     """Number of columns of each factor."""
 
 
-def _check_rising(key: str, entries: Sequence[Until]) -> None:
+def _check_rising(entries: Sequence[Until], info: ValidationInfo) -> Sequence[Until]:
     bounds = [entry.before_step for entry in entries]
     if bounds != sorted(set(bounds)):
-        raise ValueError(f"exchange.codec.{key} must have rising values of before_step, got {bounds}")
+        raise ValueError(f"exchange.codec.{info.field_name} must have rising values of before_step, got {bounds}")
+    return entries
 
 
 class SparseConfig(CodecMember):
@@ -146,19 +157,8 @@ class SparseConfig(CodecMember):
 
     density: float = Field(default=0.01, gt=0, le=1)
     """Part of the elements that is sent at a step."""
-    density_schedule: list[DensityUntil] = Field(default=[])
+    density_schedule: Annotated[list[DensityUntil], AfterValidator(_check_rising)] = Field(default=[])
     """Other densities for the first steps, by rising `before_step`."""
-
-    @field_validator("density_schedule")
-    @classmethod
-    def _steps_rise(cls, entries: list[DensityUntil]) -> list[DensityUntil]:
-        _check_rising("density_schedule", entries)
-        return entries
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments of the constructor, with the schedule as pairs."""
-        pairs = [(entry.before_step, entry.density) for entry in self.density_schedule]
-        return {**super().arguments(), "density_schedule": pairs}
 
 
 class AdaptiveConfig(SparseConfig, AlwaysWithResidual):
@@ -174,12 +174,10 @@ class LargestConfig(SparseConfig):
     """The owner of a part sends this many times as many elements of the sum as of its own gradient."""
 
 
-class TopKConfig(LargestConfig):
+class TopKConfig(ResidualByDefault, LargestConfig):
     """The largest elements (Aji and Heafield 2017)."""
 
     name: Literal["topk"] = "topk"
-    error_feedback: bool = True
-    """Whether the residual is added to the next gradient; false is for comparison only."""
 
 
 class RandomKConfig(SparseConfig):
@@ -207,31 +205,18 @@ class DGCConfig(LargestConfig, AlwaysWithResidual):
     clipping."""
 
 
-class PowerSGDConfig(CodecMember):
+class PowerSGDConfig(ResidualByDefault):
     """Products of two thin matrices (Vogels et al. 2019)."""
 
     name: Literal["powersgd"] = "powersgd"
     rank: int = Field(default=4, ge=1)
     """Number of columns of each factor."""
-    rank_schedule: list[RankUntil] = Field(default=[])
+    rank_schedule: Annotated[list[RankUntil], AfterValidator(_check_rising)] = Field(default=[])
     """Other ranks for the first steps, by rising `before_step`."""
     min_compression: float = Field(default=2.0, ge=1)
     """Tensors that the codec compresses by less than this factor are sent in float32."""
     warm_start: bool = True
     """Whether each step starts from the previous step's result."""
-    error_feedback: bool = True
-    """Whether the residual is added to the next gradient; false is for comparison only."""
-
-    @field_validator("rank_schedule")
-    @classmethod
-    def _steps_rise(cls, entries: list[RankUntil]) -> list[RankUntil]:
-        _check_rising("rank_schedule", entries)
-        return entries
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments of the constructor, with the schedule as pairs."""
-        pairs = [(entry.before_step, entry.rank) for entry in self.rank_schedule]
-        return {**super().arguments(), "rank_schedule": pairs}
 
 
 class OneBitAdamCodecConfig(AlwaysWithResidual):

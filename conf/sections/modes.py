@@ -135,12 +135,17 @@ class LocalConfig(ModeSettings):
 
     def idle(self) -> Sequence[Idle]:
         """See `ModeDeclaration`."""
-        key, of_weights = "exchange.rescale_residual", "training.mode=local exchanges weights, whose residual does not"
-        found = [Idle(key, f"{of_weights} depend on the learning rate")]
-        if not self.outer.momentum:
-            reason = "training.mode.outer.momentum=0 has nothing to look ahead with"
-            found.append(Idle("training.mode.outer.nesterov", reason))
-        return found
+        return (
+            Idle(
+                "exchange.rescale_residual",
+                "training.mode=local exchanges weights, whose residual does not depend on the learning rate",
+            ),
+            Idle(
+                "training.mode.outer.nesterov",
+                "training.mode.outer.momentum=0 has nothing to look ahead with",
+                {"training.mode.outer.momentum": (0,)},
+            ),
+        )
 
     def beginning(self) -> Beginning:
         """See `ModeDeclaration`."""
@@ -312,14 +317,13 @@ class ParameterServerConfig(ModeSettings):
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of the constructor of that name; settings of other synchronies are neutral."""
-        backup = self.synchrony == "backup"
         free = self.synchrony == "async"
         return {
             **self.model_dump(exclude={"name"}),
             "fetch_every": self.fetch_every if free else 1,
             "push_every": self.push_every if free else 1,
-            "backup_workers": self.backup_workers if backup else 0,
-            "synchronous_steps": 0 if backup else self.synchronous_steps,
+            "backup_workers": self.unawaited_workers,
+            "synchronous_steps": 0 if self.synchrony == "backup" else self.synchronous_steps,
         }
 
     @property
@@ -365,12 +369,11 @@ class ParameterServerConfig(ModeSettings):
     def idle(self) -> Sequence[Idle]:
         """See `ModeDeclaration`."""
         in_lock_step = "with training.mode.synchrony=backup no gradient that is late is applied"
-        only_async = "only training.mode.synchrony=async %s so rarely"
         of_synchronies = (
             ("bound", ("ssp",), "it is the bound of training.mode.synchrony=ssp"),
             ("backup_workers", ("backup",), "they are those of training.mode.synchrony=backup"),
-            ("fetch_every", ("async",), only_async % "fetches"),
-            ("push_every", ("async",), only_async % "pushes"),
+            ("fetch_every", ("async",), "only training.mode.synchrony=async fetches so rarely"),
+            ("push_every", ("async",), "only training.mode.synchrony=async pushes so rarely"),
             ("staleness_aware", ("async", "ssp"), in_lock_step),
             ("synchronous_steps", ("async", "ssp"), in_lock_step),
         )
@@ -384,8 +387,9 @@ class ParameterServerConfig(ModeSettings):
         """See `ModeDeclaration`."""
         if self.synchrony == "backup":
             return None
-        always = "workers always wait for each other"
-        return Beginning("training.mode.synchronous_steps", self.synchronous_steps, always)
+        return Beginning(
+            "training.mode.synchronous_steps", self.synchronous_steps, "workers always wait for each other"
+        )
 
 
 class ImportedModeConfig(Imported):

@@ -16,8 +16,9 @@ class OptimizerBase(NamedSection):
     """Peak learning rate, independent of the global batch; null: it follows from `learning_rate_per_256`."""
     learning_rate_per_256: float | None = Field(default=0.1, gt=0)
     """Peak learning rate for a global batch of 256; null if `learning_rate` is given."""
-    scaling: Literal["linear", "sqrt"] = "linear"
-    """How the peak depends on the global batch size, with `learning_rate_per_256`."""
+    scaling: Literal["linear", "sqrt"] = "sqrt"
+    """How the peak depends on the global batch size, with `learning_rate_per_256`; the published rates of LARS grow
+    about as the square root."""
     weight_decay: float = Field(default=1e-4, ge=0)
     """Coefficient of the weight decay."""
     excluded_roles: list[Role] = Field(default=["bias", "gain", "shift"])
@@ -73,20 +74,31 @@ class LayerwiseConfig(OptimizerBase):
         return {**super().roles(), "unadapted": unadapted}
 
 
-class LARSConfig(LayerwiseConfig):
+class MomentumOptimizer(OptimizerBase):
+    """The settings of optimizers with a momentum buffer."""
+
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the momentum buffer."""
+    nesterov: bool = True
+    """Whether to use Nesterov momentum, which looks one momentum step ahead."""
+
+
+class MomentsOptimizer(OptimizerBase):
+    """The settings of Adam and its relatives."""
+
+    beta_1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the first moment, with onebit_adam also for the codec."""
+    beta_2: float = Field(default=0.999, ge=0, lt=1)
+    """Decay of the second moment."""
+
+
+class LARSConfig(MomentumOptimizer, LayerwiseConfig):
     """Layer-wise adaptive rates (You et al. 2017); weight decay is inside the gradient (L2)."""
 
     name: Literal["lars"] = "lars"
     learning_rate_per_256: float | None = Field(default=2.9, gt=0)
     """Peak learning rate for a global batch of 256, extrapolated by the law of the published rates; null if
     `learning_rate` is given."""
-    scaling: Literal["linear", "sqrt"] = "sqrt"
-    """How the peak depends on the global batch size, with `learning_rate_per_256`; the published rates grow about as
-    the square root."""
-    momentum: float = Field(default=0.9, ge=0, lt=1)
-    """Decay of the momentum buffer."""
-    nesterov: bool = True
-    """Whether to use Nesterov momentum, which looks one momentum step ahead."""
     trust_coefficient: float = Field(default=0.001, gt=0)
     """The ratio of a layer's update to its weights at learning rate 1."""
     variant: Literal["mlperf", "outside", "larc", "tensorflow_models"] = "mlperf"
@@ -102,38 +114,26 @@ class LARSConfig(LayerwiseConfig):
         return {*get_args(Role)} - {*self.roles()["unadapted"]}
 
 
-class LAMBConfig(LayerwiseConfig):
+class LAMBConfig(MomentsOptimizer, LayerwiseConfig):
     """LAMB (You et al. 2020): Adam with a ratio of norms; weight decay is inside the ratio."""
 
     name: Literal["lamb"] = "lamb"
     learning_rate_per_256: float | None = Field(default=0.0035, gt=0)
     """Peak learning rate for a global batch of 256; null if `learning_rate` is given."""
-    scaling: Literal["linear", "sqrt"] = "sqrt"
-    """How the peak depends on the global batch size, with `learning_rate_per_256`."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Coefficient of the weight decay."""
-    beta_1: float = Field(default=0.9, ge=0, lt=1)
-    """Decay of the first moment."""
-    beta_2: float = Field(default=0.999, ge=0, lt=1)
-    """Decay of the second moment."""
     epsilon: float = Field(default=1e-6, gt=0)
     """Added to the root of the second moment."""
 
 
-class AdamWConfig(OptimizerBase):
+class AdamWConfig(MomentsOptimizer):
     """AdamW (Loshchilov and Hutter 2019); weight decay is separate from the gradient (decoupled)."""
 
     name: Literal["adamw"] = "adamw"
     learning_rate_per_256: float | None = Field(default=0.001, gt=0)
     """Peak learning rate for a global batch of 256; null if `learning_rate` is given."""
-    scaling: Literal["linear", "sqrt"] = "sqrt"
-    """How the peak depends on the global batch size, with `learning_rate_per_256`."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Coefficient of the weight decay."""
-    beta_1: float = Field(default=0.9, ge=0, lt=1)
-    """Decay of the first moment."""
-    beta_2: float = Field(default=0.999, ge=0, lt=1)
-    """Decay of the second moment."""
     epsilon: float = Field(default=1e-8, gt=0)
     """Added to the root of the second moment."""
 
@@ -144,34 +144,28 @@ class AdagradConfig(OptimizerBase):
     name: Literal["adagrad"] = "adagrad"
     learning_rate_per_256: float | None = Field(default=0.01, gt=0)
     """Peak learning rate for a global batch of 256; null if `learning_rate` is given."""
-    scaling: Literal["linear", "sqrt"] = "sqrt"
-    """How the peak depends on the global batch size, with `learning_rate_per_256`."""
     initial_accumulator_value: float = Field(default=0.1, ge=0)
     """Initial sum of squared gradients."""
     epsilon: float = Field(default=1e-7, gt=0)
     """Added to the sum of squared gradients."""
 
 
-class SGDConfig(OptimizerBase):
+class SGDConfig(MomentumOptimizer):
     """Momentum SGD; weight decay is separate from the gradient (decoupled)."""
 
     name: Literal["sgd"] = "sgd"
-    momentum: float = Field(default=0.9, ge=0, lt=1)
-    """Decay of the momentum buffer."""
-    nesterov: bool = True
-    """Whether to use Nesterov momentum, which looks one momentum step ahead."""
+    scaling: Literal["linear", "sqrt"] = "linear"
+    """How the peak depends on the global batch size, with `learning_rate_per_256`."""
 
 
-class OneBitAdamConfig(OptimizerBase):
+class OneBitAdamConfig(MomentsOptimizer):
     """1-bit Adam (Tang et al. 2021); with exchange.codec=onebit_adam. Weight decay is decoupled."""
 
     name: Literal["onebit_adam"] = "onebit_adam"
     learning_rate_per_256: float | None = Field(default=0.001, gt=0)
     """Peak learning rate for a global batch of 256; null if `learning_rate` is given."""
-    beta_1: float = Field(default=0.9, ge=0, lt=1)
-    """Decay of the first moment, also for the codec."""
-    beta_2: float = Field(default=0.999, ge=0, lt=1)
-    """Decay of the second moment."""
+    scaling: Literal["linear", "sqrt"] = "linear"
+    """How the peak depends on the global batch size, with `learning_rate_per_256`."""
     warmup_steps: int = Field(default=0, ge=0)
     """Number of first steps with plain Adam; equal to exchange.warmup_steps, and at least 1."""
 

@@ -45,28 +45,31 @@ class Boundary(Section):
         return self.fraction * recipe_epochs if self.fraction is not None else self.epochs
 
 
+class EpochsWarmup(Boundary, NamedSection):
+    """The end of a warm-up, in epochs by default."""
+
+    epochs: float | None = Field(default=5, ge=0)
+    """Number of epochs since the beginning of a run of `schedule.recipe_epochs`; in proportion for other runs."""
+
+
 class NoWarmupConfig(NamedSection):
     """No warm-up: the first step has the peak."""
 
     name: Literal["none"] = "none"
 
 
-class ConstantWarmupConfig(Boundary, NamedSection):
+class ConstantWarmupConfig(EpochsWarmup):
     """A constant part of the peak (Goyal et al. 2017, section 2.2)."""
 
     name: Literal["constant"] = "constant"
-    epochs: float | None = Field(default=5, ge=0)
-    """Number of epochs since the beginning of a run of `schedule.recipe_epochs`; in proportion for other runs."""
     factor: float = Field(default=0.1, gt=0)
     """Factor of the peak learning rate."""
 
 
-class GradualWarmupConfig(Boundary, NamedSection):
+class GradualWarmupConfig(EpochsWarmup):
     """A learning rate that rises to the peak, every step (Goyal et al. 2017, section 2.2)."""
 
     name: Literal["gradual"] = "gradual"
-    epochs: float | None = Field(default=5, ge=0)
-    """Number of epochs since the beginning of a run of `schedule.recipe_epochs`; in proportion for other runs."""
     start: Literal["zero", "base"] = "zero"
     """Start of the rise: 0, or the rate for a global batch of 256, `optimizer.learning_rate_per_256`."""
 
@@ -99,26 +102,27 @@ class MultiStepConfig(NamedSection):
     """Milestones in rising order, none of them within the warm-up."""
 
 
-class PolynomialConfig(Boundary, NamedSection):
+class SmoothDecay(Boundary, NamedSection):
+    """The end of a decay after the warm-up, as a fraction of the run by default."""
+
+    fraction: float | None = Field(default=1.0, ge=0, le=1)
+    """Fraction of the run after which the end rate holds."""
+    end_rate: float = Field(default=0.0, ge=0)
+    """Learning rate at the end of the decay."""
+
+
+class PolynomialConfig(SmoothDecay):
     """A power of the remaining part of the run after the warm-up (MLPerf: power 2)."""
 
     name: Literal["polynomial"] = "polynomial"
-    fraction: float | None = Field(default=1.0, ge=0, le=1)
-    """Fraction of the run after which the end rate holds."""
     power: float = Field(default=2.0, gt=0)
     """Exponent; 1 is a straight line."""
-    end_rate: float = Field(default=0.0, ge=0)
-    """Learning rate at the end of the decay."""
 
 
-class CosineConfig(Boundary, NamedSection):
+class CosineConfig(SmoothDecay):
     """Half a period of a cosine after the warm-up (Loshchilov and Hutter 2017, without restarts)."""
 
     name: Literal["cosine"] = "cosine"
-    fraction: float | None = Field(default=1.0, ge=0, le=1)
-    """Fraction of the run after which the end rate holds."""
-    end_rate: float = Field(default=0.0, ge=0)
-    """Learning rate at the end of the decay."""
 
 
 WarmupConfig = Annotated[NoWarmupConfig | ConstantWarmupConfig | GradualWarmupConfig, Field(discriminator="name")]

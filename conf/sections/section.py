@@ -71,6 +71,20 @@ def choice_at(config: Section, key: str) -> Any:
     return value.name if isinstance(value, NamedSection) else value
 
 
+def refuse(*problems: tuple[object, str]) -> None:
+    """Raise an error for the first problem that exists.
+
+    Args:
+        problems: Pairs of a condition, which is true if the problem exists, and the message.
+
+    Raises:
+        ValueError: A problem exists.
+    """
+    for exists, message in problems:
+        if exists:
+            raise ValueError(message)
+
+
 def member_names(union: Any, key: str = "name") -> tuple[str, ...]:
     """Return the names of all members of a union, in its order, or the name of a single section.
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from conf.sections.modes import ModeConfig, SynchronousConfig
-from conf.sections.section import Imported, NamedSection, Section
+from conf.sections.section import Imported, NamedSection, Section, refuse
 
 
 class CrossEntropyConfig(NamedSection):
@@ -137,16 +137,18 @@ class TrainingConfig(Section):
                     f"training.{key}={getattr(self, key)} is for training.loss=cross_entropy, and training.loss is "
                     f"{self.loss.path}: give your function such an argument in training.loss.settings"
                 )
-        if self.mixup is not None and self.batch_size_per_worker % 2:
-            raise ValueError(
+        refuse(
+            (
+                self.mixup is not None and self.batch_size_per_worker % 2,
                 f"training.mixup mixes the samples of a batch in pairs: set training.batch_size_per_worker to an even "
-                f"number, not {self.batch_size_per_worker}, or training.mixup=null"
-            )
-        if self.global_batch_size is not None and self.accumulation_steps > 1:
-            raise ValueError(
+                f"number, not {self.batch_size_per_worker}, or training.mixup=null",
+            ),
+            (
+                self.global_batch_size is not None and self.accumulation_steps > 1,
                 f"global_batch_size={self.global_batch_size} decides how often gradients are accumulated: set "
-                f"accumulation_steps=1, not {self.accumulation_steps}, or global_batch_size=null"
-            )
+                f"accumulation_steps=1, not {self.accumulation_steps}, or global_batch_size=null",
+            ),
+        )
         return self
 
 
