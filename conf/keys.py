@@ -31,11 +31,6 @@ class Choice:
     default: str | None
     """Default of the tag; None: the user must give one."""
 
-    @property
-    def is_union(self) -> bool:
-        """Whether pydantic distinguishes the members, and therefore names the member in the locations of its errors."""
-        return len(set(self.members.values())) > 1
-
 
 def choice_of(field: FieldInfo) -> Choice | None:
     """Return the choice at a key; None: the key is no choice."""
@@ -62,16 +57,20 @@ def section_of(field: FieldInfo, value: object) -> type[Section] | None:
 
 def find(path: list[str], values: Mapping[str, Any]) -> FieldInfo | None:
     """Return the key at a path; None: the sections that `values` choose have no such key."""
+    return _find(path, values)[0]
+
+
+def _find(path: list[str], values: Mapping[str, Any]) -> tuple[FieldInfo | None, object]:
+    """Return the key at a path, and its value."""
     section: type[Section] | None = RunConfig
-    field = None
+    field, value = None, None
     for key in path:
         if section is None or key not in section.model_fields:
-            return None
-        field = section.model_fields[key]
-        value = values.get(key)
+            return None, None
+        field, value = section.model_fields[key], values.get(key)
         section = section_of(field, value)
         values = value if isinstance(value, Mapping) else {}
-    return field
+    return field, value
 
 
 def nested(settings: Mapping[str, str]) -> dict[str, Any]:
@@ -163,9 +162,8 @@ def unknown_key(path: list[str], values: Mapping[str, Any]) -> str:
     if not known:
         return f"{name}: unknown section{_hint(path[0], list(RunConfig.model_fields), path)}"
     parent = ".".join(path[:known])
-    field = find(path[:known], values)
+    field, value = _find(path[:known], values)
     assert field is not None
-    value = _at(path[:known], values)
     choice, section = choice_of(field), section_of(field, value)
     if section is None and choice is None:
         return f"{'.'.join(path)}: {parent} is a value, not a section"
@@ -241,23 +239,15 @@ def _expected_keys(path: list[str | int], values: Mapping[str, Any]) -> str:
 def _path(location: tuple[str | int, ...], values: Mapping[str, Any]) -> list[str | int]:
     """Return the keys on the path to a problem; pydantic's path also has the chosen member of each union."""
     path: list[str | int] = []
-    skip = False
-    for part in location:
-        if skip:
-            skip = False
-            continue
+    parts = iter(location)
+    for part in parts:
         path.append(part)
         field = find([str(key) for key in path], values) if all(isinstance(key, str) for key in path) else None
         choice = choice_of(field) if field is not None else None
-        skip = choice is not None and choice.is_union
+        # If all members have one section, pydantic sees no union, and names no member.
+        if choice is not None and len({*choice.members.values()}) > 1:
+            next(parts, None)
     return path
-
-
-def _at(path: list[str], values: Mapping[str, Any]) -> object:
-    value: object = values
-    for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
 
 
 def _name(path: list[str | int]) -> str:

@@ -1,5 +1,8 @@
 """Typed configuration: one frozen section per concern, each in its own file, and checks across sections."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from pydantic import model_validator
 
 from conf.sections.archives import ArchiveConfig
@@ -153,6 +156,11 @@ class RunConfig(Section):
         places = [*self.schedule.places(), *self.input.places()]
         return [key for key, place in places if place.epochs is not None]
 
+    def with_values(self, **sections: Mapping[str, Any]) -> "RunConfig":
+        """Return a copy with new values by section and key, validated as a whole."""
+        changed = {name: getattr(self, name).model_copy(update=values) for name, values in sections.items()}
+        return self.model_copy(update=changed)
+
     def with_synchronous_mode(self) -> "RunConfig":
         """Return the same global batch in the mode `synchronous`, for jobs that train in no other mode."""
         training = {
@@ -160,7 +168,7 @@ class RunConfig(Section):
             "accumulation_steps": 1,
             "global_batch_size": self.global_batch_size,
         }
-        return self.model_copy(update={"training": self.training.model_copy(update=training)})
+        return self.with_values(training=training)
 
     def accumulation_steps(self, workers: int) -> int | None:
         """Return each copy's micro-batches per optimizer step; None: these workers cannot divide the batch."""

@@ -81,7 +81,7 @@ def check_training(config: RunConfig, checklist: Checklist) -> None:
 
 def _with_run_to_resume(config: RunConfig, checklist: Checklist) -> RunConfig:
     """Return the configuration with the run that `latest` means; a missing run is a problem."""
-    found = config.model_copy(update={"training": config.training.model_copy(update={"resume_run": None})})
+    found = config.with_values(training={"resume_run": None})
 
     def look() -> str:
         nonlocal found

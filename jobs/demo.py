@@ -117,11 +117,7 @@ def learnt(result: DemoResult) -> bool:
 def _generate(root: Path) -> None:
     root.parent.mkdir(parents=True, exist_ok=True)
     with tqdm(total=_TRAIN + _VALIDATION + _TEST, unit="patch", disable=None, leave=False) as bar:
-
-        def advance(patches: int) -> None:
-            bar.update(patches)
-
-        generate_bigearthnet_v2(root, train=_TRAIN, validation=_VALIDATION, test=_TEST, progress=advance)
+        generate_bigearthnet_v2(root, train=_TRAIN, validation=_VALIDATION, test=_TEST, progress=bar.update)
 
 
 def demo_folder(archive: str | None) -> Path:

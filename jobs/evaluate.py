@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conf.schema import RunConfig
+from conf.sections.section import refuse
 from jobs.shell import cli
 from jobs.shell.command import Result, model_uri_of, read_config, say
 from jobs.shell.paths import check_outputs, with_absolute_paths
@@ -62,6 +63,7 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
     manifest = read_manifest(dataset)
     report = _checked_report(config)
     splits = splits_of(split)
+    name = "-".join(splits)
     tuned_on = _splits_to_tune_on(config, manifest, splits)
     sources = [dataset_source(dataset, settings, chosen) for chosen in (splits, *tuned_on)]
     served = find_model(model_uri)
@@ -87,7 +89,7 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
     )
     page = _page(config, measured, scores, splits, model, settings)
     problem = _write_report(report, page)  # before the store is used, which may be away by now
-    run = _record(config, served, measured, name_of(splits), page, manifest)
+    run = _record(config, served, measured, name, page, manifest)
     # `score` predicts each image alone: thresholds for means do not suit it.
     if (
         measured.thresholds is not None
@@ -99,7 +101,7 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
         raise RuntimeError(
             f"evaluate.report={report} cannot be written ({problem}): scores and report are in MLflow run {run.run_id}"
         )
-    return Evaluation(measured.metrics, measured.per_class, split=_group(config, name_of(splits)), run=run)
+    return Evaluation(measured.metrics, measured.per_class, split=_group(config, name), run=run)
 
 
 def _checked_report(config: RunConfig) -> Path | None:
@@ -107,10 +109,10 @@ def _checked_report(config: RunConfig) -> Path | None:
     if config.evaluate.report is None:
         return None
     report = Path(absolute_path("evaluate.report", config.evaluate.report))
-    if not report.parent.is_dir():
-        raise ValueError(f"evaluate.report={report}: there is no folder {report.parent}")
-    if report.is_dir():
-        raise ValueError(f"evaluate.report={report} is a folder: give the name of a file")
+    refuse(
+        (not report.parent.is_dir(), f"evaluate.report={report}: there is no folder {report.parent}"),
+        (report.is_dir(), f"evaluate.report={report} is a folder: give the name of a file"),
+    )
     folder = report.resolve().parent  # a file is replaced; a pipe or a terminal is written directly
     is_replaced = report.is_file() or not report.exists()
     if (report.exists() and not os.access(report, os.W_OK)) or (is_replaced and not os.access(folder, os.W_OK)):
@@ -139,11 +141,6 @@ def _write_report(report: Path | None, page: str) -> str:
 def splits_of(text: str) -> list[str]:
     """Return the names of the splits in the order of the source."""
     return sorted({name.strip() for name in text.split(",")})
-
-
-def name_of(splits: Sequence[str]) -> str:
-    """Return the group of the metrics of some splits."""
-    return "-".join(splits)
 
 
 def _group(config: RunConfig, name: str) -> str:
@@ -231,19 +228,17 @@ def _write(
                 writer.table([each.as_row() for each in measured.slices], f"slices_{split}.json")
             if measured.pairs:
                 writer.table(measured.pairs, f"label_pairs_{split}.json")
-            writer.table(_reliability_rows(measured), f"reliability_{split}.json")
+            reliability = measured.reliability
+            decisions = zip(reliability.counts, reliability.confidence, reliability.accuracy, strict=True)
+            writer.table(
+                [
+                    {"decisions": int(count), "confidence": float(confidence), "accuracy": float(accuracy)}
+                    for count, confidence, accuracy in decisions
+                ],
+                f"reliability_{split}.json",
+            )
 
     ScoresOfModel(measured.metrics, _REMEDY).write(run, write, own_metrics=own_metrics)
-
-
-def _reliability_rows(measured: Measured) -> list[dict[str, float]]:
-    reliability = measured.reliability
-    return [
-        {"decisions": int(count), "confidence": float(confidence), "accuracy": float(accuracy)}
-        for count, confidence, accuracy in zip(
-            reliability.counts, reliability.confidence, reliability.accuracy, strict=True
-        )
-    ]
 
 
 def per_class_lines(result: Evaluation) -> list[str]:

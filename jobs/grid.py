@@ -192,10 +192,7 @@ def _parent(results: ResultsFile, experiment: str, name: str) -> store.TrackedRu
 
 def _config_of(planned: PlannedCell, continued: str | None) -> RunConfig:
     """Return the configuration of a cell's training, with its own run name and the run that it continues."""
-    config = planned.config
-    tracking = config.tracking.model_copy(update={"run_name": planned.name})
-    training = config.training.model_copy(update={"resume_run": continued})
-    return config.model_copy(update={"tracking": tracking, "training": training})
+    return planned.config.with_values(tracking={"run_name": planned.name}, training={"resume_run": continued})
 
 
 def _resumable(found: Sequence[TaggedRun], planned: PlannedCell) -> str | None:

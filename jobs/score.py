@@ -102,11 +102,8 @@ def _source(config: RunConfig, folder: Location) -> Source:
             f"--input {folder} is no prepared dataset, and archive={config.archive.kind} is not read from a folder: "
             "prepare it, and give the dataset"
         )
-    archive = config.archive.model_copy(update={"root": folder.url})
-    return archive_source(
-        configured_archive(config.model_copy(update={"archive": archive})),
-        samples_per_file=config.score.samples_per_file,
-    )
+    archive = configured_archive(config.with_values(archive={"root": folder.url}))
+    return archive_source(archive, samples_per_file=config.score.samples_per_file)
 
 
 def _as_delta(config: RunConfig, output: Location) -> bool:

@@ -128,8 +128,7 @@ def with_run_to_resume(config: RunConfig) -> RunConfig:
     say(f"resuming the newest unfinished run, {run.run_id} ({run.name}, {run.status.lower()})")
     if run.status == "RUNNING":
         say("MLflow shows it as running: its job has died, or make sure that no other job trains it")
-    training = config.training.model_copy(update={"resume_run": run.run_id})
-    return config.model_copy(update={"training": training})
+    return config.with_values(training={"resume_run": run.run_id})
 
 
 def train_on(

@@ -1,6 +1,6 @@
 """The options of every verb, without imports of the packages that the verb needs."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from conf.load import shipped_names
 from conf.sections.codecs import ExchangeConfig
@@ -10,16 +10,12 @@ from jobs.shell.arguments import bucket, link, name_or_path, path, png_file, pos
 LISTED = ("archives", "codecs", "optimizers", "modes", "models", "configs", "metrics")
 
 
-class Option(NamedTuple):
-    """One option of a verb: the arguments of argparse's `add_argument`."""
-
-    names: tuple[str, ...]
-    settings: dict[str, Any]
+Option = tuple[tuple[str, ...], dict[str, Any]]
 
 
 def option(*names: str, **settings: Any) -> Option:
-    """Return an option; the arguments are those of argparse's `add_argument`."""
-    return Option(names, settings)
+    """Return an option of a verb, as names and settings; the arguments are those of argparse's `add_argument`."""
+    return names, settings
 
 
 def _config(default: str | None = None, *, needed: bool = True) -> tuple[Option, ...]:

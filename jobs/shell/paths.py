@@ -66,24 +66,20 @@ def with_absolute_paths(config: RunConfig, *, reads_dataset: bool = True) -> Run
         ValueError: A path is misspelt (`locations.absolute_location`), or `dataset.path` is not set; the message names
             the setting. Or `training.output` is a URL, and the records should stay there.
     """
-    dataset = config.dataset
-    if reads_dataset:
-        dataset = dataset.model_copy(update={"path": dataset_location(config)})
+    changes: dict[str, dict[str, Any]] = {"dataset": {"path": dataset_location(config)}} if reads_dataset else {}
     output = absolute_location(config.training.output, "training.output: ")
     if config.tracking.offline and is_url(output):
         raise ValueError(
             "tracking.offline=true keeps all records of a run on this machine, where resuming it and `groundswell "
             f"sync` look for them, and training.output={output} is a URL: set it to a folder, or tracking.offline=false"
         )
-    training = config.training.model_copy(update={"output": output})
-    cache = config.reader.cache_folder and absolute_path("reader.cache_folder", config.reader.cache_folder)
-    reader = config.reader.model_copy(update={"cache_folder": cache})
-    warm_start = config.warm_start
-    if warm_start.source is not None and not warm_start.is_logged:
-        source = absolute_path("warm_start.source", warm_start.source)
-        warm_start = warm_start.model_copy(update={"source": source})
-    updated = {"dataset": dataset, "training": training, "reader": reader, "warm_start": warm_start}
-    return config.model_copy(update=updated)
+    changes["training"] = {"output": output}
+    cache = config.reader.cache_folder
+    changes["reader"] = {"cache_folder": cache and absolute_path("reader.cache_folder", cache)}
+    source = config.warm_start.source
+    if source is not None and not config.warm_start.is_logged:
+        changes["warm_start"] = {"source": absolute_path("warm_start.source", source)}
+    return config.with_values(**changes)
 
 
 def dataset_location(config: RunConfig) -> str:

@@ -15,7 +15,6 @@ from pipelines.launch.runner import Attempt, BarrierRunner, LogToDriver
 from pipelines.launch.wire.messages import JsonObject
 from pipelines.tracking.store.store import worker_environment
 from pipelines.training.finders.batches import smaller_batch
-from pipelines.training.memory.memory import MemoryLimit, Needs
 from pipelines.training.ranks.events import Event, MemoryNeeded, event_of
 
 
@@ -100,21 +99,21 @@ class ShortageHint:
     def __init__(self, config: RunConfig) -> None:
         """Start without figures: rank 0 sends them when it has a model."""
         self._config = config
-        self._needs: Needs | None = None
-        self._limit: MemoryLimit | None = None
+        self._needed: MemoryNeeded | None = None
 
     def take(self, event: Event) -> None:
         """Take one event of the training or search."""
         if isinstance(event, MemoryNeeded):
-            self._needs, self._limit = event.needs, event.limit
+            self._needed = event
 
     def say(self, error: BaseException) -> None:
         """Say what to change, if the kernel's kill ended the job."""
         if not isinstance(error, RankLostError) or error.root.exit_code != -signal.SIGKILL:
             return
         begin = f"rank {error.root.rank} was killed; if memory was short"
-        if self._needs is None:
+        if self._needed is None:
             say(f"{begin}, it was so before there was a model: choose a smaller model or more memory")
             return
-        where = "" if self._limit is None else f" ({self._limit.source})"
-        say(f"{begin}{where}: {smaller_batch(self._config.training, self._needs, self._limit)}")
+        needs, limit = self._needed.needs, self._needed.limit
+        where = "" if limit is None else f" ({limit.source})"
+        say(f"{begin}{where}: {smaller_batch(self._config.training, needs, limit)}")

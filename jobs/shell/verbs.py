@@ -182,6 +182,6 @@ def parser_of(name: str) -> Parser:
     verb = VERBS[name]
     parser = Parser(name, verb.summary)
     parser.set_defaults(verb=name, reads=verb.reads, ignores=verb.ignores, resolved=None)
-    for option in OPTIONS[name]:
-        parser.add_argument(*option.names, **option.settings)
+    for names, settings in OPTIONS[name]:
+        parser.add_argument(*names, **settings)
     return parser
