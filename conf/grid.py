@@ -9,6 +9,7 @@ from typing import Any
 
 from conf.keys import without_tag
 from conf.notation import parse
+from conf.sections.section import refuse
 
 _KEYS = ("set", "product", "cells")
 _EXAMPLE = "product: {optimizer: [sgd, lars], training.seed: [0, 1, 2]}"
@@ -101,11 +102,14 @@ def _settings(values: Any, where: str) -> dict[str, Any]:
         if not isinstance(name, str):
             raise ValueError(f"{where}: {name!r} is not a key such as training.seed")
         key = without_tag(name)
-        if key in found:
-            raise ValueError(f"{where}: {key} is given twice, and one would have no effect")
+        refuse(
+            (key in found, f"{where}: {key} is given twice, and one would have no effect"),
+            (
+                key in _OF_THE_WHOLE_GRID,
+                f"{where}: {key} is the same for the whole grid: give it by --config or --set",
+            ),
+        )
         found[key] = value
-        if key in _OF_THE_WHOLE_GRID:
-            raise ValueError(f"{where}: {key} is the same for the whole grid: give it by --config or --set")
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):

@@ -49,7 +49,7 @@ def load(name_or_path: str | None, settings: Sequence[str] = (), **sections: Any
             type, out of range or without effect. Each problem is a line.
     """
     config = resolve(name_or_path, settings, **sections)
-    refuse_idle(config, base_of(name_or_path), [*keys_of(settings), *keys_in(sections)], _where(name_or_path))
+    refuse_idle(config, base_of(name_or_path), [*keys_of(settings), *dict(flat(sections))], _where(name_or_path))
     return config
 
 
@@ -72,7 +72,7 @@ def override(config: RunConfig, *settings: str, **sections: Any) -> RunConfig:
             together.
     """
     made = validated(changed(given(config), settings, sections), "override: ")
-    refuse_idle(made, None, [*keys_of(settings), *keys_in(sections)], "override: ")
+    refuse_idle(made, None, [*keys_of(settings), *dict(flat(sections))], "override: ")
     return made
 
 
@@ -170,13 +170,13 @@ def validated(values: Mapping[str, Any], where: str) -> RunConfig:
         raise ValueError(f"{where}{lines}") from None
 
 
-def keys_in(sections: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Return the keys that sections of values name, as `section.key`."""
+def flat(sections: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Return the values of sections with their keys, as `section.key`."""
     for name, value in sections.items():
         if isinstance(value, Mapping) and value:
-            yield from keys_in(value, f"{prefix}{name}.")
+            yield from flat(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}"
+            yield f"{prefix}{name}", value
 
 
 def _with_tags(values: Mapping[str, Any], section: type[Section]) -> dict[str, Any]:

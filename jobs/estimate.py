@@ -75,14 +75,13 @@ def notes_of(measurements: Measurements, rows: Sequence[Row], *, intervals: bool
     """Return the notes that a reader of the predictions needs."""
     low, high = (f(point.batch_size for point in measurements.compute) for f in (min, max))
     outside = sorted({row.batch_size for row in rows if not low <= row.batch_size <= high})
-    notes = ["predicted by a model, not measured; the model's own errors: tests/benchmarks/RESULTS.md"]
-    notes.append(f"measured: {measurements.model}, {measurements.machine}, {measurements.measured}")
-    if intervals:
-        notes.append(
-            "interval: 95 % of the predictions from repeats drawn again (bootstrap), not the model's own error"
-        )
-    else:
-        notes.append("no intervals: everything was measured once")
+    notes = [
+        "predicted by a model, not measured; the model's own errors: tests/benchmarks/RESULTS.md",
+        f"measured: {measurements.model}, {measurements.machine}, {measurements.measured}",
+        "interval: 95 % of the predictions from repeats drawn again (bootstrap), not the model's own error"
+        if intervals
+        else "no intervals: everything was measured once",
+    ]
     if len(measurements.compute) == 1:
         notes.append(f"one batch was measured ({low}): all of a step's computing is taken as proportional to the batch")
     if outside:

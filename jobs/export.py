@@ -4,7 +4,6 @@ import argparse
 import os
 from pathlib import Path
 
-from conf.sections.training import TrainingConfig
 from jobs.shell import cli
 from jobs.shell.command import Result, say
 from pipelines.machine.packages import MODEL, require
@@ -55,7 +54,7 @@ def export_model(place: Location, checkpoint: Location | None = None) -> str:
 
 def main(arguments: argparse.Namespace, result: Result) -> None:
     """Export as the command line says."""
-    output = Location.at(arguments.output or TrainingConfig.default("output"))
+    output = Location.at(arguments.output)
     checkpoint = None if arguments.checkpoint is None else Location.at(arguments.checkpoint)
     result.run_id = arguments.run
     result.model_uri = export_model(output / arguments.run, checkpoint)

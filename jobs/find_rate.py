@@ -129,15 +129,19 @@ def _started(config: RunConfig, manifest: Manifest) -> store.TrackedRun:
 
 def _record(run: store.TrackedRun, test: RangeTest) -> None:
     suggestion = suggest(test.points)
-    curves: dict[str, list[Point]] = {}
-    for step, point in enumerate(test.points):
-        values = {"loss": point.loss, "smoothed_loss": point.smoothed, "learning_rate": point.rate}
-        for name, value in values.items():
-            if math.isfinite(value):
-                curves.setdefault(f"range_test/{name}", []).append(Point(step, value, now()))
+    curves = {
+        "loss": [point.loss for point in test.points],
+        "smoothed_loss": [point.smoothed for point in test.points],
+        "learning_rate": [point.rate for point in test.points],
+    }
+    measured = now()
+    finite = {
+        f"range_test/{name}": [Point(step, value, measured) for step, value in enumerate(curve) if math.isfinite(value)]
+        for name, curve in curves.items()
+    }
 
     def write(writer: RunWriter) -> None:
-        writer.curves(curves)
+        writer.curves(finite)
         writer.figure(range_test_curve(test.points, suggestion), "range_test.png")
         writer.tags({"range_test.suggestion": f"{suggestion.rate:.6g}" if suggestion else "none"})
 

@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Sequence
 
-from conf.sections.training import TrainingConfig
 from jobs.export import log_model_of
 from jobs.shell import cli
 from jobs.shell.command import Result, message_of, say
@@ -82,7 +81,7 @@ def lines_of(synced: Synced, name: str) -> list[str]:
 
 def main(arguments: argparse.Namespace, result: Result) -> None:
     """Write as the command line says."""
-    output = Location.at(arguments.output or TrainingConfig.default("output"))
+    output = Location.at(arguments.output)
     written = sync_runs(output, arguments.run, result)
     say(f"{len(written)} runs of {output} written to {redacted(tracking_uri())}")
 

@@ -251,19 +251,17 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     """Train as the command line says."""
     config = read_config(arguments)
     trained = train(config, result)
-    if trained.summary.ended:
-        say(f"ended       {trained.summary.ended}; the model is that of epoch {trained.summary.model_epoch}")
-    if trained.summary.model_uri:
-        say(f"model       {trained.summary.model_uri}")
-        if line := _standing(trained.run, config.tracking.registered_model):
-            say(f"registered  {line}")
-    if trained.summary.averaged_model_uri:
-        say(f"averaged    {trained.summary.averaged_model_uri}")
-    say(f"checkpoint  {trained.summary.checkpoint}")
-    if trained.run.is_offline:
-        say(f"records     {_where_records_are(trained.folder)}")
-    else:
-        say(f"look at it  {store.show_command(trained.run)}")
+    summary, is_offline = trained.summary, trained.run.is_offline
+    lines = {
+        "ended": summary.ended and f"{summary.ended}; the model is that of epoch {summary.model_epoch}",
+        "model": summary.model_uri,
+        "registered": summary.model_uri and _standing(trained.run, config.tracking.registered_model),
+        "averaged": summary.averaged_model_uri,
+        "checkpoint": summary.checkpoint,
+        "records": _where_records_are(trained.folder) if is_offline else "",
+        "look at it": "" if is_offline else store.show_command(trained.run),
+    }
+    say(*(f"{name:<12}{text}" for name, text in lines.items() if text))
 
 
 if __name__ == "__main__":

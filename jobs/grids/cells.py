@@ -5,14 +5,14 @@ Each cell has its own configuration, and all are checked before the first one st
 
 import argparse
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from conf.effect import refuse_idle, refuse_without_effect
 from conf.grid import Cell, read_grid, section_with
 from conf.keys import choices, without_tag
-from conf.load import base_of, keys_of, override, resolve
+from conf.load import base_of, flat, keys_of, override, resolve
 from conf.schema import RunConfig
 from jobs.shell.command import USER_ERROR, exit_code, say
 from jobs.shell.paths import with_absolute_paths
@@ -65,7 +65,7 @@ class PlannedCell:
         chosen = choices()
         parts = [
             str(value) if key.removesuffix(".name") in chosen else f"{key.rpartition('.')[2]}={value}"
-            for key, value in _flat(self.cell.values)
+            for key, value in flat(self.cell.values)
         ]
         return (" ".join(parts) or "cell")[:_LONGEST_NAME]
 
@@ -102,14 +102,6 @@ def plan_cells(arguments: argparse.Namespace) -> list[PlannedCell]:
                 "are one training: what they differ in has no influence on its result"
             )
     return list(planned.values())
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def named(error: Exception, cell: Cell) -> Exception:

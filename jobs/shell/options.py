@@ -5,6 +5,7 @@ from typing import Any
 from conf.load import shipped_names
 from conf.sections.codecs import ExchangeConfig
 from conf.sections.dataset import ReaderConfig
+from conf.sections.training import TrainingConfig
 from jobs.shell.arguments import bucket, link, name_or_path, path, png_file, positive, positive_list, positive_number
 
 LISTED = ("archives", "codecs", "optimizers", "modes", "models", "configs", "metrics")
@@ -219,12 +220,22 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         ),
     ),
     "sync": (
-        option("--output", metavar="PATH|URL", help="the training.output of the runs (default: its default)"),
+        option(
+            "--output",
+            default=TrainingConfig.default("output"),
+            metavar="PATH|URL",
+            help="the training.output of the runs (default: its default)",
+        ),
         option("--run", metavar="ID", help="only this run (default: all that lack something in MLflow)"),
     ),
     "export": (
         option("--run", required=True, metavar="ID", help="MLflow's id of the run"),
-        option("--output", metavar="PATH|URL", help="the training.output of the run (default: its default)"),
+        option(
+            "--output",
+            default=TrainingConfig.default("output"),
+            metavar="PATH|URL",
+            help="the training.output of the run (default: its default)",
+        ),
         option(
             "--checkpoint",
             metavar="PATH|URL",
