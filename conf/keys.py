@@ -155,9 +155,7 @@ def describe(problem: ErrorDetails, values: Mapping[str, Any]) -> str:
 
 def unknown_key(path: list[str], values: Mapping[str, Any]) -> str:
     """Return the message for a key that the configuration, or the chosen section, does not have."""
-    known = len(path) - 1
-    while known and find(path[:known], values) is None:
-        known -= 1
+    known = max((length for length in range(1, len(path)) if find(path[:length], values) is not None), default=0)
     name = ".".join(path[: known + 1])
     if not known:
         return f"{name}: unknown section{_hint(path[0], list(RunConfig.model_fields), path)}"

@@ -1,10 +1,8 @@
 """`groundswell check`: checks everything about a training that needs no training step."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
-
-from pyspark.sql import SparkSession
 
 from conf.schema import RunConfig
 from conf.sections.section import refuse
@@ -129,19 +127,14 @@ def _check_cluster(config: RunConfig) -> str:
         check_slots(spark, config.launch)
         if not config.tracking.offline:
             store.check_workers_reach(store.tracking_uri(), spark.sparkContext.master)
-        sites = _look_around(spark, config)
+        # Every rank runs the launcher's own checks, and then those of its environment.
+        runner = barrier_runner(spark, config.launch, description="groundswell check", log_to_driver="none")
+        sites: list[entry.HostReport] = runner.run_all(entry.look, config)
+        problems = [f"rank {rank} on {site.host}: {text}" for rank, site in enumerate(sites) for text in site.problems]
+        if problems:
+            raise RuntimeError("\n         ".join(problems))
         hosts = sorted({site.host for site in sites})
         return f"{len(sites)} workers started on {len(hosts)} host{'s' * (len(hosts) > 1)}: {', '.join(hosts)}"
-
-
-def _look_around(spark: SparkSession, config: RunConfig) -> Sequence[entry.HostReport]:
-    """Start every rank, which runs the launcher's own checks, and let each rank check its environment."""
-    runner = barrier_runner(spark, config.launch, description="groundswell check", log_to_driver="none")
-    sites: list[entry.HostReport] = runner.run_all(entry.look, config)
-    problems = [f"rank {rank} on {site.host}: {text}" for rank, site in enumerate(sites) for text in site.problems]
-    if problems:
-        raise RuntimeError("\n         ".join(problems))
-    return sites
 
 
 def main(arguments: argparse.Namespace, result: Result) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conf.sections.section import refuse
 from jobs.shell import cli
 from jobs.shell.command import Result, say
 from jobs.shell.paths import check_outputs
@@ -219,25 +220,32 @@ def lines_of(compared: Comparison) -> list[str]:
     return lines
 
 
-def _check_save(file: Path, inputs: Sequence[Path]) -> None:
-    if any(file.resolve() == each.resolve() for each in inputs):
-        raise ValueError(f"--save {file} is compared, and would be replaced: choose another file")
-    check_outputs(f"--save {file}", {file: SAVED_MARK})
-
-
 def main(arguments: argparse.Namespace, result: Result) -> None:
     """Compare as the command line says."""
-    if not (arguments.experiment or arguments.saved or arguments.results):
-        raise ValueError("nothing to compare: name trainings with --experiment, --results or --saved")
-    for option in ("filter", "children"):
-        if getattr(arguments, option) and not arguments.experiment:
-            raise ValueError(f"--{option} has no effect without --experiment: files are read as a whole")
-    if arguments.target is not None and not math.isfinite(arguments.target):
-        raise ValueError(f"--target {arguments.target} should be a number")
+    refuse(
+        (
+            not (arguments.experiment or arguments.saved or arguments.results),
+            "nothing to compare: name trainings with --experiment, --results or --saved",
+        ),
+        *(
+            (
+                getattr(arguments, option) and not arguments.experiment,
+                f"--{option} has no effect without --experiment: files are read as a whole",
+            )
+            for option in ("filter", "children")
+        ),
+        (
+            arguments.target is not None and not math.isfinite(arguments.target),
+            f"--target {arguments.target} should be a number",
+        ),
+    )
     folder: Path = arguments.output
     check_outputs(f"--output {folder}", _files_in(folder))
     if arguments.save is not None:
-        _check_save(arguments.save, [*arguments.saved, *arguments.results])
+        inputs = [file.resolve() for file in (*arguments.saved, *arguments.results)]
+        if arguments.save.resolve() in inputs:
+            raise ValueError(f"--save {arguments.save} is compared, and would be replaced: choose another file")
+        check_outputs(f"--save {arguments.save}", {arguments.save: SAVED_MARK})
     compared = compare(
         *arguments.experiment,
         filter_text=arguments.filter or "",

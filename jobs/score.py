@@ -8,6 +8,7 @@ from pathlib import Path
 from conf.load import keys_of
 from conf.schema import RunConfig
 from conf.sections.archives import ROOTED_KINDS
+from conf.sections.section import refuse
 from jobs.prepare import configured_archive
 from jobs.shell import cli
 from jobs.shell.command import Result, model_uri_of, read_config, say
@@ -155,10 +156,16 @@ def _refuse_unread(arguments: argparse.Namespace, config: RunConfig) -> None:
     location = Location.at(arguments.input, "--input: ")
     reads_reference = config.score.runtime != "keras" and config.score.reference_dataset is not None
     for key in keys_of(arguments.set):
-        if key.startswith("reader.") and not (reads_reference or is_dataset(location)):
-            raise ValueError(f"--set {key} has no effect: --input {location} is no prepared dataset")
-        if (key.split(".")[0] == "archive" or key == "score.samples_per_file") and is_dataset(location):
-            raise ValueError(f"--set {key} has no effect: --input {location} is a prepared dataset")
+        refuse(
+            (
+                key.startswith("reader.") and not (reads_reference or is_dataset(location)),
+                f"--set {key} has no effect: --input {location} is no prepared dataset",
+            ),
+            (
+                (key.split(".")[0] == "archive" or key == "score.samples_per_file") and is_dataset(location),
+                f"--set {key} has no effect: --input {location} is a prepared dataset",
+            ),
+        )
 
 
 def _draw(source: Source, output: Location, file: Path, tile: str | None) -> None:

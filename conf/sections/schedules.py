@@ -140,11 +140,13 @@ class ScheduleConfig(Section):
 
     def places(self) -> list[tuple[str, Boundary]]:
         """Return every place by its key, in the required order."""
-        found = [("schedule.warmup", self.warmup)] if isinstance(self.warmup, Boundary) else []
-        if isinstance(self.decay, MultiStepConfig):
-            named = [(f"schedule.decay.milestones[{i}]", place) for i, place in enumerate(self.decay.milestones)]
-            return [*found, *named]
-        return [*found, ("schedule.decay", self.decay)] if isinstance(self.decay, Boundary) else list(found)
+        milestones = self.decay.milestones if isinstance(self.decay, MultiStepConfig) else []
+        named = [
+            ("schedule.warmup", self.warmup),
+            *((f"schedule.decay.milestones[{number}]", place) for number, place in enumerate(milestones)),
+            ("schedule.decay", self.decay),
+        ]
+        return [(name, place) for name, place in named if isinstance(place, Boundary)]
 
     def check_in_epochs(self, places: Sequence[tuple[str, Boundary]], run_epochs: int) -> None:
         """Check the places that are not in steps, of this schedule or of one with the same unit of epochs.

@@ -78,20 +78,18 @@ def _connected() -> SparkSession:
 def _started(name: str, master: str) -> SparkSession:
     # Executors on this machine use this interpreter, not the `python3` on their path.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(name)
     submitted = is_submitted()
     with as_file(files("conf") / "log4j2.properties") as logging:
-        if not submitted:
-            # Spark's bar of stages would write over the job's own lines and bars.
-            builder = builder.master(master).config("spark.ui.showConsoleProgress", "false")
-            if master == "local" or master.startswith("local["):
-                builder = builder.config(map=dict(_LOOPBACK_ONLY))
-                options = f"-Dlog4j2.configurationFile={logging.as_uri()}"
-                builder = builder.config("spark.driver.extraJavaOptions", options)
+        if submitted:
+            settings = _log_level()
         else:
-            builder = builder.config(map=dict(_log_level()))
+            # Spark's bar of stages would write over the job's own lines and bars.
+            settings = {"spark.master": master, "spark.ui.showConsoleProgress": "false"}
+            if master == "local" or master.startswith("local["):
+                options = f"-Dlog4j2.configurationFile={logging.as_uri()}"
+                settings |= {**_LOOPBACK_ONLY, "spark.driver.extraJavaOptions": options}
         say(f"starting Spark ({'as submitted' if submitted else master})")
-        return _start(builder)
+        return _start(SparkSession.builder.appName(name).config(map={**settings}))
 
 
 def _log_level() -> dict[str, str]:
