@@ -270,15 +270,19 @@ def _check_warmup_ends(exchange: ExchangeConfig, number: int, unit: str) -> None
     for name in ("density", "rank"):
         key = f"exchange.codec.{name}_schedule"
         bounds = [entry.before_step for entry in getattr(exchange.codec, f"{name}_schedule", [])]
-        if bounds and bounds[-1] >= number:
-            raise ValueError(
-                f"{key} ends with before_step={bounds[-1]}, which is not before the end of the run of {number} {unit}, "
-                f"so that exchange.codec.{name}={getattr(exchange.codec, name)} never holds: lower it, or train longer"
-            )
-        if bounds and bounds[0] <= exchange.warmup_steps:
-            raise ValueError(
-                f"{key} begins with before_step={bounds[0]}, and until exchange.warmup_steps={exchange.warmup_steps} "
-                "gradients travel in float32: raise the one or lower the other"
+        if bounds:
+            refuse(
+                (
+                    bounds[-1] >= number,
+                    f"{key} ends with before_step={bounds[-1]}, which is not before the end of the run of {number} "
+                    f"{unit}, so that exchange.codec.{name}={getattr(exchange.codec, name)} never holds: lower it, or "
+                    "train longer",
+                ),
+                (
+                    bounds[0] <= exchange.warmup_steps,
+                    f"{key} begins with before_step={bounds[0]}, and until exchange.warmup_steps="
+                    f"{exchange.warmup_steps} gradients travel in float32: raise the one or lower the other",
+                ),
             )
 
 

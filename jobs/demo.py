@@ -55,7 +55,9 @@ def demo(config: RunConfig, generate: Path | None, result: Result) -> DemoResult
 
     if generate is not None:
         say_step(f"generate {_TRAIN + _VALIDATION + _TEST} patches in BigEarthNet's layout -> {generate}")
-        _generate(generate)
+        generate.parent.mkdir(parents=True, exist_ok=True)
+        with tqdm(total=_TRAIN + _VALIDATION + _TEST, unit="patch", disable=None, leave=False) as bar:
+            generate_bigearthnet_v2(generate, train=_TRAIN, validation=_VALIDATION, test=_TEST, progress=bar.update)
     say_step(f"prepare -> {config.dataset.path}")
     manifest = prepare(config)
     missing = {"train", "validation", "test"} - set(manifest.splits)
@@ -112,12 +114,6 @@ def learnt(result: DemoResult) -> bool:
     return (len(history) == 1 or history[-1]["val/f1_micro"] > history[0]["val/f1_micro"]) and result.test.metrics[
         "f1_micro"
     ] > result.baseline_f1
-
-
-def _generate(root: Path) -> None:
-    root.parent.mkdir(parents=True, exist_ok=True)
-    with tqdm(total=_TRAIN + _VALIDATION + _TEST, unit="patch", disable=None, leave=False) as bar:
-        generate_bigearthnet_v2(root, train=_TRAIN, validation=_VALIDATION, test=_TEST, progress=bar.update)
 
 
 def demo_folder(archive: str | None) -> Path:

@@ -158,9 +158,8 @@ def png_file(text: str) -> Path:
 
 def _looks_like_a_setting(text: str) -> bool:
     """Return whether a text looks like a key of the configuration: it has a dot, or a value but is no option."""
-    if text.endswith((".yaml", ".yml")):
-        return False
-    return "." in text.partition("=")[0] or ("=" in text and not text.startswith("-"))
+    is_named_so = "." in text.partition("=")[0] or ("=" in text and not text.startswith("-"))
+    return is_named_so and not text.endswith((".yaml", ".yml"))
 
 
 def _unknown(text: str, options: Sequence[str]) -> str:

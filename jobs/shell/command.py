@@ -114,10 +114,10 @@ def model_uri_of(text: str) -> str:
         values = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"--model {text} is no result of a training: {error}") from None
-    if not isinstance(values, dict) or not values.get("model_uri"):
-        ended = values.get("ended") if isinstance(values, dict) else None
-        raise ValueError(f"--model {text}: that job has logged no model (it ended: {ended})")
-    return str(values["model_uri"])
+    found = values if isinstance(values, dict) else {}
+    if not found.get("model_uri"):
+        raise ValueError(f"--model {text}: that job has logged no model (it ended: {found.get('ended')})")
+    return str(found["model_uri"])
 
 
 class JobsFailedError(RuntimeError):
@@ -158,10 +158,9 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
 def _implied(arguments: argparse.Namespace) -> list[str]:
     """Return settings from other arguments: the input of `score` has no configuration key."""
     location = getattr(arguments, "input", None)
-    if location is None:
-        return []
     kinds = [text.partition("=")[2] for text in arguments.set if text.startswith(("archive=", "archive.kind="))]
-    return [setting_of("archive.root", location)] if kinds and kinds[-1] in ROOTED_KINDS else []
+    has_root = location is not None and kinds and kinds[-1] in ROOTED_KINDS
+    return [setting_of("archive.root", location)] if has_root else []
 
 
 def is_submitted() -> bool:
