@@ -74,23 +74,40 @@ def read_grid(path: Path) -> list[Cell]:
 def _cells(block: Any, where: str) -> Iterator[dict[str, Any]]:
     if not isinstance(block, Mapping) or not block:
         raise ValueError(f"{where}: expected keys of {', '.join(_KEYS)}, for example {_EXAMPLE}")
-    for key in block:
-        if key not in _KEYS:
-            raise ValueError(f"{where}: {key!r} is not one of {', '.join(_KEYS)}; settings belong under one of them")
+    refuse(
+        *(
+            (key not in _KEYS, f"{where}: {key!r} is not one of {', '.join(_KEYS)}; settings belong under one of them")
+            for key in block
+        )
+    )
     common = _settings(block.get("set", {}), f"{where}, set")
     product = _settings(block.get("product", {}), f"{where}, product")
-    for key, values in product.items():
-        if not isinstance(values, list) or not values:
-            raise ValueError(f"{where}, product: {key}={_plain(values)} should be a list of values, such as [1, 2]")
     listed = block.get("cells", [{}])
-    if not isinstance(listed, list) or not listed:
-        raise ValueError(f"{where}: cells should be a list of settings, such as [{{optimizer: sgd}}]")
+    refuse(
+        *(
+            (
+                not isinstance(values, list) or not values,
+                f"{where}, product: {key}={_plain(values)} should be a list of values, such as [1, 2]",
+            )
+            for key, values in product.items()
+        ),
+        (
+            not isinstance(listed, list) or not listed,
+            f"{where}: cells should be a list of settings, such as [{{optimizer: sgd}}]",
+        ),
+    )
     for place, cell in enumerate(listed, 1):
         own = _settings(cell, f"{where}, cell {place}")
         _refuse_repetition(where, common, own, product)
         for combination in itertools.product(*product.values()):
             values = {**common, **own, **dict(zip(product, combination, strict=True))}
-            _refuse_two_places(where, values)
+            sections = {key: section_with(values, key) for key in values}
+            refuse(
+                *(
+                    (section, f"{where}: {key} is given twice, also within {section}, and one would have no effect")
+                    for key, section in sections.items()
+                )
+            )
             yield values
 
 
@@ -122,13 +139,6 @@ def _refuse_repetition(where: str, *parts: Mapping[str, Any]) -> None:
     twice = next((key for key in keys if keys.count(key) > 1), None)
     if twice is not None:
         raise ValueError(f"{where}: {twice} is given twice, and one would have no effect")
-
-
-def _refuse_two_places(where: str, values: Mapping[str, Any]) -> None:
-    for key in values:
-        section = section_with(values, key)
-        if section is not None:
-            raise ValueError(f"{where}: {key} is given twice, also within {section}, and one would have no effect")
 
 
 def section_with(values: Mapping[str, Any], key: str) -> str | None:

@@ -69,10 +69,11 @@ def check_training(config: RunConfig, checklist: Checklist) -> None:
         config = _with_run_to_resume(config, checklist)
     checklist.run("dataset", lambda: _check_dataset(config))
     checklist.run("storage", lambda: _check_output(config))
-    is_offline = config.tracking.offline
     checklist.run(
         "tracking",
-        lambda: "not used: tracking.offline=true" if is_offline else check_store(experiment_of_new_run(config)),
+        lambda: (
+            "not used: tracking.offline=true" if config.tracking.offline else check_store(experiment_of_new_run(config))
+        ),
     )
     checklist.run("cluster", lambda: _check_cluster(config))
 

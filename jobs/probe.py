@@ -8,6 +8,7 @@ import numpy as np
 
 from conf.schema import RunConfig
 from conf.sections.probe import CoCoAConfig
+from conf.sections.section import refuse
 from jobs.shell import cli
 from jobs.shell.command import Result, model_uri_of, read_config, say
 from jobs.shell.display import Bar
@@ -122,16 +123,20 @@ def _output(config: RunConfig) -> Location:
 
 
 def _check_splits(config: RunConfig, manifest: Manifest) -> None:
-    for split, use in ((TRAINING_SPLIT, "fits on"), (TEST_SPLIT, "measures on")):
-        if split not in manifest.splits:
-            raise ValueError(
-                f"{config.dataset.path} has no split {split!r}, which a probe {use}; it has {manifest.split_names()}"
+    refuse(
+        *(
+            (
+                split not in manifest.splits,
+                f"{config.dataset.path} has no split {split!r}, which a probe {use}; it has {manifest.split_names()}",
             )
-    if len(config.probe.l2) > 1 and VALIDATION_SPLIT not in manifest.splits:
-        raise ValueError(
+            for split, use in ((TRAINING_SPLIT, "fits on"), (TEST_SPLIT, "measures on"))
+        ),
+        (
+            len(config.probe.l2) > 1 and VALIDATION_SPLIT not in manifest.splits,
             f"probe.l2 has {len(config.probe.l2)} penalties, and {config.dataset.path} has no validation split that "
-            "could choose one: set probe.l2 to one penalty"
-        )
+            "could choose one: set probe.l2 to one penalty",
+        ),
+    )
 
 
 def _measure(

@@ -42,12 +42,16 @@ class SelectionConfig(Section):
 
     @model_validator(mode="after")
     def _needs_a_metric(self) -> "SelectionConfig":
-        for key in ("min_delta", "patience", "model"):
-            if self.metric is None and getattr(self, key) != self.default(key):
-                raise ValueError(
+        refuse(
+            *(
+                (
+                    self.metric is None and getattr(self, key) != self.default(key),
                     f"training.selection.{key}={getattr(self, key)} has no effect without training.selection.metric: "
-                    "set it to a metric of validation, such as val/loss"
+                    "set it to a metric of validation, such as val/loss",
                 )
+                for key in ("min_delta", "patience", "model")
+            )
+        )
         return self
 
 
