@@ -159,8 +159,9 @@ def _implied(arguments: argparse.Namespace) -> list[str]:
     """Return settings from other arguments: the input of `score` has no configuration key."""
     location = getattr(arguments, "input", None)
     kinds = [text.partition("=")[2] for text in arguments.set if text.startswith(("archive=", "archive.kind="))]
-    has_root = location is not None and kinds and kinds[-1] in ROOTED_KINDS
-    return [setting_of("archive.root", location)] if has_root else []
+    if location is None or not kinds or kinds[-1] not in ROOTED_KINDS:
+        return []
+    return [setting_of("archive.root", location)]
 
 
 def is_submitted() -> bool:
