@@ -20,7 +20,7 @@ from pipelines.probing.features import SCHEMA, FeatureFile, Features, Identity, 
 from pipelines.scoring.output.write import as_lists, write_row_groups
 from pipelines.scoring.parts import DatasetPart, SampleBatch
 from pipelines.scoring.predict.model import ModelDescription
-from pipelines.scoring.predict.predictor import LoadSettings, Predict, load_keras, predictor, task_threads
+from pipelines.scoring.predict.predictor import Predict, load_keras, predictor, task_threads
 from pipelines.scoring.source import Source
 from pipelines.spark.connect import SentFile, sent
 from pipelines.spark.tasks import run_until_done, watched
@@ -79,10 +79,10 @@ class Extractor:
             from models.networks.features import features_and_outputs
 
             of_model = partial(features_and_outputs, classes=len(self.model.class_names))
-            return load_keras(self.model, self.file.value, settings, of_model)
+            return load_keras(self.model, self.file.value, self.batch_size, threads, of_model)
 
-        settings = LoadSettings(self.batch_size, task_threads(self.threads))
-        return predictor(f"{self.model.model_id} features", load, settings)
+        threads = task_threads(self.threads)
+        return predictor(f"{self.model.model_id} features", load, self.batch_size, threads)
 
     def _table(self, batch: SampleBatch, predict: Predict) -> pa.Table:
         if batch.rejected or batch.targets is None:

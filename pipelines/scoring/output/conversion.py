@@ -76,34 +76,27 @@ def converted_model(
         "calibration_samples": reference.calibration_samples if runtime == "int8" else 0,
     }
     stored = _read(output, made_of)
-    if stored is not None:
-        check_accepted(stored.acceptance, reference.max_f1_drop)
-        say(f"the model was converted before: {stored.acceptance}")
-        if stored.acceptance.samples != reference.acceptance_samples:
-            say(
-                f"score.acceptance_samples={reference.acceptance_samples} has no effect: the predictions continue with "
-                f"that model, which was accepted on {stored.acceptance.samples:,} samples"
-            )
-        _warn_of_few_samples(stored.acceptance, say)
-        return stored
-    calibrated = f"calibrated on {reference.calibration_samples} training samples and " * (runtime == "int8")
-    say(
-        f"converting the model to {runtime}; it is {calibrated}compared with Keras on {reference.acceptance_samples} "
-        "validation samples"
-    )
-    converted, acceptance = convert(model, file, runtime, reference)
+    if stored is None:
+        calibrated = f"calibrated on {reference.calibration_samples} training samples and " * (runtime == "int8")
+        say(
+            f"converting the model to {runtime}; it is {calibrated}compared with Keras on "
+            f"{reference.acceptance_samples} validation samples"
+        )
+    found = stored or ConvertedModel(*convert(model, file, runtime, reference), made_of)
+    acceptance = found.acceptance
     check_accepted(acceptance, reference.max_f1_drop)
-    say(f"accepted: {acceptance}")
-    _warn_of_few_samples(acceptance, say)
-    return ConvertedModel(converted, acceptance, made_of)
-
-
-def _warn_of_few_samples(acceptance: Acceptance, say: Callable[[str], None]) -> None:
+    say(f"{'accepted' if stored is None else 'the model was converted before'}: {acceptance}")
+    if acceptance.samples != reference.acceptance_samples:
+        say(
+            f"score.acceptance_samples={reference.acceptance_samples} has no effect: the predictions continue with "
+            f"that model, which was accepted on {acceptance.samples:,} samples"
+        )
     if acceptance.samples < ENOUGH_SAMPLES:
         say(
             f"warning: the {acceptance.runtime} model was accepted on only {acceptance.samples:,} validation samples; "
             f"on fewer than {ENOUGH_SAMPLES:,}, the two figures say little about other samples"
         )
+    return found
 
 
 def _read(output: Location, made_of: dict[str, Any]) -> ConvertedModel | None:

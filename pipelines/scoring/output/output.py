@@ -95,10 +95,8 @@ def write_note(part: WrittenPart, output: Location, *, earlier: bool = False) ->
 
 def remove_notes(output: Location, files: Collection[str]) -> None:
     """Remove the markers of parts that are no longer finished."""
-    noted = markers_in(output)
-    for file in files:
-        if note_name(file) in noted:
-            output.remove(note_name(file))
+    for name in markers_in(output) & {note_name(file) for file in files}:
+        output.remove(name)
 
 
 def check_ours(output: Location) -> None:
@@ -204,9 +202,9 @@ def outdated_parts(source: Source, found: Mapping[str, WrittenPart]) -> set[str]
     outdated = set()
     for part in source.parts:
         written = found.get(part.file)
-        if written is None:
-            continue
-        if not was_replaced(part, written) and not (written.unread and part.can_read_any(written.unread)):
+        if written is None or not (
+            was_replaced(part, written) or (written.unread and part.can_read_any(written.unread))
+        ):
             continue
         lost = [row for row in part.unusable if row["id"] not in written.unread]
         if lost:
@@ -214,8 +212,8 @@ def outdated_parts(source: Source, found: Mapping[str, WrittenPart]) -> set[str]
                 "%s is not scored again, as samples of it would be lost: %d cannot be read any more, such as %s (%s)",
                 *(part.file, len(lost), lost[0]["id"], lost[0]["reason"]),
             )
-            continue
-        outdated.add(part.file)
+        else:
+            outdated.add(part.file)
     return outdated
 
 
@@ -272,17 +270,16 @@ def finish(
         rejected: Number of rejected samples, which are already listed.
         described: Further content of `predictions.json`.
     """
-    described_parts = [
-        {name: value for name, value in asdict(part).items() if name != "rejected" and value is not None}
-        for part in parts
-    ]
     values = {
         "format_version": FORMAT_VERSION,
         "identity": identity,
         **described,
         "predictions": sum(part.rows for part in parts),
         "rejected": rejected,
-        "parts": described_parts,
+        "parts": [
+            {name: value for name, value in asdict(part).items() if name != "rejected" and value is not None}
+            for part in parts
+        ],
     }
     output.write(FILE_NAME, json.dumps(values, indent=1).encode())
     clean_up(output, {part.file for part in parts})

@@ -20,7 +20,7 @@ from pipelines.sample import Task
 from pipelines.scoring.output.output import DELTA_LOG_FILE, NOT_FINITE, WrittenPart, write_note
 from pipelines.scoring.parts import KNOWN_SCHEMA, Part, SampleBatch
 from pipelines.scoring.predict.model import ModelDescription, predicted_classes
-from pipelines.scoring.predict.predictor import LoadSettings, Predict, load_keras, predictor, task_threads
+from pipelines.scoring.predict.predictor import Predict, keras_predictor, predictor, task_threads
 from pipelines.scoring.predict.processor import Runtime, used_features, why_unusable
 from pipelines.spark.connect import SentFile
 from pipelines.storage.folder import Location
@@ -76,45 +76,38 @@ class Scorer:
         Raises:
             OSError, RuntimeError: Input or output cannot be used.
         """
+        predict, used = self._load()
         try:
-            written = self._write(part, before)
+            with self.output.new_file(part.file) as path:
+                with pq.ParquetWriter(path, PREDICTION_SCHEMA, compression="zstd") as writer:
+                    rows, rejected = self._write_batches(part, predict, writer)
+                written = WrittenPart(part.file, rows, path.stat().st_size, rejected, used)
+                # Before the file gets its name: no sample of an earlier part is lost, if that part's file is whole.
+                lost = before is not None and {*written.unread} - {*before.unread}
+                if before is not None and lost and self.output.size(before.file) == before.size:
+                    raise _LostRowsError
+            written = replace(written, sizes_digest=part.digest_of_sizes(written.unread))
         except _LostRowsError:
             assert before is not None
             written = before
         write_note(written, self.output)
         return written
 
-    def _write(self, part: Part, before: WrittenPart | None) -> WrittenPart:
-        predict, used = self._load()
-        with self.output.new_file(part.file) as path:
-            with pq.ParquetWriter(path, PREDICTION_SCHEMA, compression="zstd") as writer:
-                rows, rejected = self._write_batches(part, predict, writer)
-            written = WrittenPart(part.file, rows, path.stat().st_size, rejected, used)
-            self._check_lost(written, before)  # before the file gets its name
-        return replace(written, sizes_digest=part.digest_of_sizes(written.unread))
-
-    def _check_lost(self, written: WrittenPart, before: WrittenPart | None) -> None:
-        """Make sure that no sample of the earlier part is lost, if its file is whole."""
-        if before is None or not {*written.unread} - {*before.unread}:
-            return
-        if self.output.size(before.file) == before.size:
-            raise _LostRowsError
-
     def _load(self) -> tuple[Predict, str]:
         """Return this process's model, and what computes it here; Keras where the processor lacks what is needed."""
-        settings = LoadSettings(self.batch_size, task_threads(self.threads))
         reason = why_unusable(self.runtime)
-        converted = self.converted
+        converted, threads = self.converted, task_threads(self.threads)
         if converted is not None and reason is None:
             from pipelines.scoring.predict.convert import load_converted
 
             loaded = predictor(
                 f"{self.model.model_id} {self.converted_digest}",
-                lambda: load_converted(self.model, converted.value, self.runtime, settings),
-                settings,
+                lambda: load_converted(self.model, converted.value, self.runtime, self.batch_size, threads),
+                self.batch_size,
+                threads,
             )
             return loaded, f"OpenVINO {self.runtime} with {', '.join(used_features(self.runtime))}"
-        loaded = predictor(self.model.model_id, lambda: load_keras(self.model, self.file.value, settings), settings)
+        loaded = keras_predictor(self.model, self.file, self.batch_size, self.threads)
         return loaded, "Keras" if reason is None else f"Keras, as on {socket.gethostname()} {reason}"
 
     def _write_batches(
@@ -137,13 +130,10 @@ class Scorer:
         self, batch: SampleBatch, probabilities: NDArray[np.float32], file: str
     ) -> tuple[pa.Table, list[dict[str, str]]]:
         """Return the predictions of a batch, and the samples whose predictions are not finite numbers."""
-        known, probabilities = batch.known, probabilities[: len(batch.known)]
-        finite = np.isfinite(probabilities).all(axis=1)
-        rejected = []
-        if not finite.all():
-            ids = known["id"].filter(pa.array(~finite)).to_pylist()
-            rejected = [rejection(name, BadRecordError(file, NOT_FINITE)) for name in ids]
-            known, probabilities = known.filter(pa.array(finite)), probabilities[finite]
+        finite = np.isfinite(probabilities[: len(batch.known)]).all(axis=1)
+        ids = batch.known["id"].filter(pa.array(~finite)).to_pylist()
+        rejected = [rejection(name, BadRecordError(file, NOT_FINITE)) for name in ids]
+        known, probabilities = batch.known.filter(pa.array(finite)), probabilities[: len(finite)][finite]
         columns = {
             **{name: known[name] for name in KNOWN_SCHEMA.names},
             "probabilities": as_lists(probabilities, PREDICTION_SCHEMA.field("probabilities").type),

@@ -24,7 +24,7 @@ from pipelines.dataset.format.manifest import read_manifest
 from pipelines.dataset.read.reader import ReaderSettings, SplitReader, check_readable, evaluation_batches
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
 from pipelines.scoring.predict.model import ModelDescription, check_fits, predicted_classes
-from pipelines.scoring.predict.predictor import LoadSettings, Predict, load_keras
+from pipelines.scoring.predict.predictor import Predict, load_keras
 from pipelines.scoring.predict.processor import Runtime, used_features
 from pipelines.storage.folder import Location
 
@@ -192,9 +192,8 @@ def _quantized(graph: Any, model: ModelDescription, reference: Reference) -> Any
     import nncf
 
     logging.getLogger("nncf").setLevel(logging.ERROR)
-    names = [each.name for each in model.inputs]
     samples = [
-        {name: np.array(images[name]) for name in names}
+        {each.name: np.array(images[each.name]) for each in model.inputs}
         for images, _, _ in _batches(reference, TRAINING_SPLIT, reference.calibration_samples)
     ]
     return nncf.quantize(graph, nncf.Dataset(samples), preset=nncf.QuantizationPreset.MIXED, subset_size=len(samples))
@@ -212,34 +211,27 @@ def _compare(
         for name, predict in predictors.items():
             scores[name].append(predict(images)[:count])
         targets.append(wanted[:count])
-    found = {name: np.concatenate(parts) for name, parts in scores.items()}
     truth = np.concatenate(targets)
     decisions = {
-        name: predicted_classes(each, model.task, reference.thresholds).astype(np.float32)
-        for name, each in found.items()
+        name: predicted_classes(np.concatenate(parts), model.task, reference.thresholds).astype(np.float32)
+        for name, parts in scores.items()
     }
     f1 = {name: f1_macro(multi_label_counts(each, truth)) for name, each in decisions.items()}
     one, other = decisions.values()
     return f1, float((one == other).mean())
 
 
-def _pack(folder: Path) -> bytes:
-    """Return a saved model as bytes."""
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
-        for name in (_GRAPH, _WEIGHTS):
-            archive.write(folder / name, name)
-    return stream.getvalue()
-
-
-def load_converted(model: ModelDescription, file: bytes, runtime: Runtime, settings: LoadSettings) -> Predict:
-    """Load a model that `_pack` returned.
+def load_converted(
+    model: ModelDescription, file: bytes, runtime: Runtime, batch_size: int, threads: int
+) -> Predict:
+    """Load a model that `convert` returned.
 
     Args:
         model: Description of the model.
-        file: The bytes that `_pack` returned.
+        file: The bytes that `convert` returned.
         runtime: "bf16" or "int8".
-        settings: Batch size and threads.
+        batch_size: Number of samples of every call.
+        threads: Number of threads of one operation.
     """
     import openvino
 
@@ -248,25 +240,28 @@ def load_converted(model: ModelDescription, file: bytes, runtime: Runtime, setti
         with zipfile.ZipFile(io.BytesIO(file)) as archive:
             archive.extractall(folder)
         graph = core.read_model(Path(folder, _GRAPH))
-        return _compiled(core, graph, model, runtime, settings)
+        return _compiled(core, graph, model, runtime, batch_size, threads)
 
 
-def _compiled(core: Any, graph: Any, model: ModelDescription, runtime: Runtime, settings: LoadSettings) -> Predict:
+def _compiled(
+    core: Any, graph: Any, model: ModelDescription, runtime: Runtime, batch_size: int, threads: int
+) -> Predict:
     """Compile an OpenVINO graph for a fixed batch size; its inputs have the names of the image groups."""
-    graph.reshape({each.name: [settings.batch_size, *each.shape] for each in model.inputs})
+    graph.reshape({each.name: [batch_size, *each.shape] for each in model.inputs})
     options = {
         # Operations that are not in 8 bits use bfloat16 too, if the processor has it.
         "INFERENCE_PRECISION_HINT": "bf16" if runtime == "bf16" or used_features("bf16") else "f32",
-        "INFERENCE_NUM_THREADS": settings.threads,
+        "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,
         # Otherwise several workers of one host would pin their threads to the same cores.
         "ENABLE_CPU_PINNING": False,
     }
     request = core.compile_model(graph, "CPU", options).create_infer_request()
-    names = [each.name for each in model.inputs]
 
     def predict(images: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float32]:
-        request.infer({name: np.ascontiguousarray(images[name]) for name in names}, share_inputs=True)
+        request.infer(
+            {each.name: np.ascontiguousarray(images[each.name]) for each in model.inputs}, share_inputs=True
+        )
         return np.array(request.get_output_tensor().data, np.float32)
 
     return predict
@@ -277,15 +272,18 @@ def _main(folder: Path) -> None:
     import openvino
 
     model, runtime, reference = pickle.loads((folder / "request.pickle").read_bytes())
-    settings = LoadSettings(_BATCH, len(os.sched_getaffinity(0)))
+    threads = len(os.sched_getaffinity(0))
     keras_file = folder / "model.keras"
-    keras_predict = load_keras(model, keras_file.read_bytes(), settings)
+    keras_predict = load_keras(model, keras_file.read_bytes(), _BATCH, threads)
     graph = _to_graph(keras_file, model)
     if runtime == "int8":
         graph = _quantized(graph, model, reference)
     openvino.save_model(graph, folder / _GRAPH, compress_to_fp16=False)
-    (folder / _MODEL).write_bytes(_pack(folder))
-    predictors = {runtime: _compiled(openvino.Core(), graph, model, runtime, settings), "keras": keras_predict}
+    with zipfile.ZipFile(folder / _MODEL, "w") as archive:
+        for name in (_GRAPH, _WEIGHTS):
+            archive.write(folder / name, name)
+    compiled = _compiled(openvino.Core(), graph, model, runtime, _BATCH, threads)
+    predictors = {runtime: compiled, "keras": keras_predict}
     f1, same = _compare(predictors, model, reference)
     acceptance = Acceptance(
         runtime,

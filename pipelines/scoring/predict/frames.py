@@ -35,7 +35,7 @@ from pipelines.dataset.format.rows import Fields
 from pipelines.machine.versions import check_this_executor, imported_version
 from pipelines.scoring.output.write import PREDICTION_SCHEMA, as_lists, label_names
 from pipelines.scoring.predict.model import ModelDescription, describe
-from pipelines.scoring.predict.predictor import LoadSettings, Predict, load_keras, predictor, task_threads
+from pipelines.scoring.predict.predictor import Predict, keras_predictor
 from pipelines.spark.connect import SentFile, send
 from pipelines.tracking.store.served import find_model, read_model_file
 
@@ -66,8 +66,7 @@ class _Sent:
     def load(self) -> Predict:
         """Return this process's model; raise RuntimeError if its code differs from the driver's."""
         check_this_executor(self.code)
-        settings = LoadSettings(self.batch_size, task_threads(self.threads))
-        return predictor(self.model.model_id, lambda: load_keras(self.model, self.file.value, settings), settings)
+        return keras_predictor(self.model, self.file, self.batch_size, self.threads)
 
 
 def score_frame(
@@ -95,9 +94,8 @@ def score_frame(
     """
     sent = _send(frame.sparkSession, model_uri, batch_size, threads)
     inputs = [each.name for each in sent.model.inputs]
-    _check_columns(frame, keep, inputs, _RESULTS)
+    kept = _kept_columns(frame, keep, inputs, _RESULTS)
     thresholds = sent.model.thresholds_or(threshold)
-    kept = [f"`{name}` {frame.schema[name].dataType.simpleString()}" for name in keep]
     schema = ", ".join([*kept, "probabilities array<float>", "labels array<string>", "model_version string"])
 
     def score(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -189,8 +187,7 @@ def predict_udf(
         for given in parts:
             columns = given if isinstance(given, tuple) else (given,)
             found: list[NDArray[np.float32]] = []
-            arrays = [pa.array(column, pa.binary()) for column in columns]
-            batch = pa.RecordBatch.from_arrays(arrays, list(fields))
+            batch = pa.RecordBatch.from_arrays([pa.array(column, pa.binary()) for column in columns], list(fields))
             for table, images in fixed_batches(iter([batch]), fields, (next(iter(fields)),), sent.batch_size):
                 found += list(run(images)[: len(table)])
             yield pandas.Series(found)
@@ -217,8 +214,7 @@ def flat_columns(frame: DataFrame, model_uri: str, *, keep: Sequence[str] = ("id
     """
     model = describe(find_model(model_uri))
     fields: Fields = {each.name: (each.shape, np.dtype(each.dtype)) for each in model.inputs}
-    _check_columns(frame, keep, list(fields), list(fields))
-    kept = [f"`{name}` {frame.schema[name].dataType.simpleString()}" for name in keep]
+    kept = _kept_columns(frame, keep, list(fields), list(fields))
     types = {name: "float" if dtype.kind == "f" else "int" for name, (_, dtype) in fields.items()}
     schema = ", ".join([*kept, *(f"`{name}` array<{kind}>" for name, kind in types.items())])
     code = OWN_VERSION
@@ -248,7 +244,8 @@ def _send(spark: SparkSession, model_uri: str, batch_size: int, threads: int | N
     return _Sent(model, send(spark, read_model_file(served)), batch_size, threads, OWN_VERSION)
 
 
-def _check_columns(frame: DataFrame, keep: Sequence[str], inputs: Sequence[str], results: Sequence[str]) -> None:
+def _kept_columns(frame: DataFrame, keep: Sequence[str], inputs: Sequence[str], results: Sequence[str]) -> list[str]:
+    """Check the columns of a frame and of the result, and return the kept ones as parts of a schema."""
     if not keep:
         raise ValueError("keep=() would tell of no result to which row it belongs: name a column, such as id")
     missing = [name for name in (*keep, *inputs) if name not in frame.columns]
@@ -257,6 +254,7 @@ def _check_columns(frame: DataFrame, keep: Sequence[str], inputs: Sequence[str],
     twice = [name for number, name in enumerate(keep) if name in (*results, *keep[:number])]
     if twice:
         raise ValueError(f"keep={tuple(keep)!r}: the result would have two columns {twice[0]!r}")
+    return [f"`{name}` {frame.schema[name].dataType.simpleString()}" for name in keep]
 
 
 def _annotations(columns: int) -> dict[str, Any]:

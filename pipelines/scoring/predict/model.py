@@ -14,18 +14,6 @@ DEFAULT_THRESHOLD = 0.5
 
 
 @dataclass(frozen=True)
-class ModelInput:
-    """One image group that the model takes."""
-
-    name: str
-    shape: tuple[int, int, int]
-    """`(height, width, bands)`."""
-    dtype: str
-    bands: tuple[str, ...]
-    """Band names in the order of the last axis."""
-
-
-@dataclass(frozen=True)
 class ModelDescription:
     """Inputs and outputs of a model."""
 
@@ -35,7 +23,7 @@ class ModelDescription:
     """Version of the model, written beside each prediction."""
     task: Task
     class_names: tuple[str, ...]
-    inputs: tuple[ModelInput, ...]
+    inputs: tuple[ImageGroup, ...]
     thresholds: tuple[float, ...] | None = None
     """Least probability of each predicted class, tuned on validation; None if it was not tuned."""
 
@@ -61,7 +49,7 @@ def describe(model: ServedModel) -> ModelDescription:
     for name, (shape, dtype) in model.inputs.items():
         if len(shape) != 3 or min(shape) < 1:
             raise ValueError(f"{model.uri}: its input {name!r} has the shape {shape}, expected (height, width, bands)")
-        inputs.append(ModelInput(name, shape, dtype, model.metadata.groups[name]))
+        inputs.append(ImageGroup(name, shape, dtype, model.metadata.groups[name]))
     return ModelDescription(
         model.uri,
         model.model_id,
@@ -135,9 +123,6 @@ def predicted_classes(
     probabilities: NDArray[np.float32], task: Task, thresholds: float | Sequence[float] | NDArray[np.float64]
 ) -> NDArray[np.bool_]:
     """Return which classes are predicted, `(rows, classes)`: those that reach their threshold, or the likeliest."""
-    found: NDArray[np.bool_]
     if task == "multi_label":
-        found = probabilities >= np.asarray(thresholds)
-    else:
-        found = np.argmax(probabilities, axis=1)[:, np.newaxis] == np.arange(probabilities.shape[1])
-    return found
+        return np.asarray(probabilities >= np.asarray(thresholds))
+    return np.asarray(np.argmax(probabilities, axis=1)[:, np.newaxis] == np.arange(probabilities.shape[1]))

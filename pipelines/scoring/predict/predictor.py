@@ -5,7 +5,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,34 +14,25 @@ from numpy.typing import NDArray
 from pyspark import TaskContext
 
 from pipelines.scoring.predict.model import ModelDescription
+from pipelines.spark.connect import SentFile
 
 Predict = Callable[[Mapping[str, NDArray[np.generic]]], NDArray[np.float32]]
 """Function from image groups `(batch size, height, width, bands)` to probabilities `(batch size, classes)`."""
 
-
-@dataclass(frozen=True)
-class LoadSettings:
-    """Settings that decide a loaded model beside its weights."""
-
-    batch_size: int
-    """Number of samples of every call."""
-    threads: int
-    """Number of threads of one operation."""
-
-
 _STDERR = 2
-_loaded: dict[tuple[str, LoadSettings], Predict] = {}
+_loaded: dict[tuple[str, int, int], Predict] = {}
 
 
-def predictor(identity: str, load: Callable[[], Predict], settings: LoadSettings) -> Predict:
+def predictor(identity: str, load: Callable[[], Predict], batch_size: int, threads: int) -> Predict:
     """Return a model, and load it if this process does not have it yet; another model is released.
 
     Args:
         identity: Identifier of the model and its runtime.
         load: Function that loads the model.
-        settings: Batch size and threads.
+        batch_size: Number of samples of every call.
+        threads: Number of threads of one operation.
     """
-    key = (identity, settings)
+    key = identity, batch_size, threads
     if key not in _loaded:
         forget()
         _loaded[key] = load()
@@ -54,10 +44,17 @@ def forget() -> None:
     _loaded.clear()
 
 
+def keras_predictor(model: ModelDescription, file: SentFile, batch_size: int, threads: int | None) -> Predict:
+    """Return this process's Keras model; the arguments are those of `predictor`, `load_keras` and `task_threads`."""
+    used = task_threads(threads)
+    return predictor(model.model_id, lambda: load_keras(model, file.value, batch_size, used), batch_size, used)
+
+
 def load_keras(
     model: ModelDescription,
     file: bytes,
-    settings: LoadSettings,
+    batch_size: int,
+    threads: int,
     function_of: Callable[[Any], Callable[[Any], Any]] | None = None,
 ) -> Predict:
     """Load a `.keras` file as one TensorFlow function of a fixed batch size.
@@ -65,7 +62,8 @@ def load_keras(
     Args:
         model: Description of the model.
         file: Content of the `.keras` file.
-        settings: Batch size and threads; a process keeps the threads of its first model.
+        batch_size: Number of samples of every call.
+        threads: Number of threads of one operation; a process keeps the threads of its first model.
         function_of: Function that returns, for the model, what to compute from its image groups; None: its output.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -76,24 +74,20 @@ def load_keras(
         import keras
         import tensorflow as tf
     with suppress(RuntimeError):  # another model has already set them
-        tf.config.threading.set_intra_op_parallelism_threads(settings.threads)
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(1)
     with tempfile.TemporaryDirectory(prefix="groundswell-") as folder:
         path = Path(folder, "model.keras")
         path.write_bytes(file)
         network = keras.saving.load_model(path, compile=False)
-    names = [each.name for each in model.inputs]
-    inputs = {
-        each.name: tf.TensorSpec((settings.batch_size, *each.shape), each.dtype, each.name) for each in model.inputs
-    }
+    inputs = {each.name: tf.TensorSpec((batch_size, *each.shape), each.dtype, each.name) for each in model.inputs}
     compute = partial(network, training=False) if function_of is None else function_of(network)
     function = tf.function(lambda images: compute(images), input_signature=[inputs], autograph=False)
     run = function.get_concrete_function()
 
     def predict(images: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float32]:
-        tensors = {name: tf.convert_to_tensor(images[name]) for name in names}
-        found: NDArray[np.float32] = np.asarray(next(iter(tf.nest.flatten(run(**tensors)))), np.float32)
-        return found
+        tensors = {name: tf.convert_to_tensor(images[name]) for name in inputs}
+        return np.asarray(next(iter(tf.nest.flatten(run(**tensors)))), np.float32)
 
     return predict
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.scoring.predict.model import ModelInput
+from pipelines.sample import ImageGroup
 from pipelines.scoring.predict.predictor import Predict
 
 Symmetries = Literal["mirror", "flips", "dihedral"]
@@ -38,23 +38,20 @@ def averaged(predict: Predict, symmetries: Symmetries | None) -> Predict:
             predict({name: _moved(group, element) for name, group in images.items()})
             for element in range(COUNTS[symmetries])
         ]
-        mean: NDArray[np.float32] = np.mean(found, axis=0, dtype=np.float32)
-        return mean
+        return np.asarray(np.mean(found, axis=0, dtype=np.float32))
 
     return predict_all
 
 
-def check_symmetries(symmetries: Symmetries | None, inputs: Sequence[ModelInput]) -> None:
+def check_symmetries(symmetries: Symmetries | None, inputs: Sequence[ImageGroup]) -> None:
     """Check that a model's images can be transposed, if the symmetries do this.
 
     Raises:
         ValueError: The images are not square.
     """
-    if symmetries != "dihedral":
-        return
     for group in inputs:
         height, width, _ = group.shape
-        if height != width:
+        if symmetries == "dihedral" and height != width:
             raise ValueError(
                 f"evaluate.test_time_augmentation=dihedral turns images by 90 degrees, and group {group.name!r} has "
                 f"{height} x {width} pixels, no square: choose mirror or flips"

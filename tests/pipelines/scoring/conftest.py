@@ -18,9 +18,8 @@ from pipelines.archives.table import open_archive
 from pipelines.dataset.format.manifest import read_manifest
 from pipelines.dataset.prepare.writer import prepare_dataset
 from pipelines.scoring import job
-from pipelines.scoring.output import write
 from pipelines.scoring.predict import predictor
-from pipelines.scoring.predict.model import ModelDescription, ModelInput
+from pipelines.scoring.predict.model import ModelDescription
 from pipelines.storage.folder import Location
 
 
@@ -36,7 +35,7 @@ def _without_spark(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
         return predict
 
-    monkeypatch.setattr(write, "load_keras", load)
+    monkeypatch.setattr(predictor, "load_keras", load)
     monkeypatch.setattr(
         "pipelines.spark.tasks.run_tasks", lambda spark, items, function, **_: list(map(function, items))
     )
@@ -67,8 +66,7 @@ def labelled(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> P
 def small_model(small_dataset: Path, _without_spark: None) -> ModelDescription:
     """A model of the small dataset, which is a stand-in."""
     manifest = read_manifest(small_dataset)
-    inputs = tuple(ModelInput(group.name, group.shape, group.dtype, group.bands) for group in manifest.groups)
-    return ModelDescription("models:/fake/1", "m-1", "fake/1", manifest.task, manifest.class_names, inputs)
+    return ModelDescription("models:/fake/1", "m-1", "fake/1", manifest.task, manifest.class_names, manifest.groups)
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,9 @@ from PIL import Image
 from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, ArchiveIndex, index_table
 from pipelines.archives.images.image_folder import ImageFolder
 from pipelines.archives.images.image_table import ImageTable
+from pipelines.sample import ImageGroup
 from pipelines.scoring.job import Scored, ScoreSettings, score
-from pipelines.scoring.predict.model import ModelDescription, ModelInput
+from pipelines.scoring.predict.model import ModelDescription
 from pipelines.scoring.source import archive_source
 from pipelines.spark import tasks
 from pipelines.spark.tasks import LostWorkerError
@@ -31,7 +32,7 @@ MODEL = ModelDescription(
     "fake/1",
     "single_label",
     ("land", "sea"),
-    (ModelInput("rgb", (8, 8, 3), "uint8", ("red", "green", "blue")),),
+    (ImageGroup("rgb", (8, 8, 3), "uint8", ("red", "green", "blue")),),
 )
 SETTINGS = ScoreSettings(4, (0.5, 0.5), 1, "keras", None, as_delta=False, max_rejected_fraction=0.0)
 

@@ -17,8 +17,8 @@ from pipelines.archives.archive import REJECTED_SCHEMA, ArchiveDescription, Arch
 from pipelines.sample import ImageGroup
 from pipelines.scoring.output.output import begin
 from pipelines.scoring.output.write import Scorer
-from pipelines.scoring.predict.model import ModelDescription, ModelInput
-from pipelines.scoring.predict.predictor import LoadSettings, predictor
+from pipelines.scoring.predict.model import ModelDescription
+from pipelines.scoring.predict.predictor import predictor
 from pipelines.scoring.source import archive_source
 from pipelines.storage.folder import Location
 
@@ -79,9 +79,9 @@ def test_the_memory_of_a_task_does_not_depend_on_the_number_of_samples(tmp_path:
         "m-1",
         "multi_label",
         NAMES,
-        (ModelInput("image", GROUP.shape, "uint16", GROUP.bands),),
+        (GROUP,),
     )
-    predictor(model.model_id, lambda: predict, LoadSettings(BATCH_SIZE, 1))  # so that the file is not read
+    predictor(model.model_id, lambda: predict, BATCH_SIZE, 1)  # so that the file is not read
 
     def score(parts: int) -> dict[str, int]:
         output = Location.at(tmp_path / f"{parts} parts")

@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 
 from pipelines.sample import ImageGroup
-from pipelines.scoring.predict.model import ModelDescription, ModelInput, check_fits
+from pipelines.scoring.predict.model import ModelDescription, check_fits
 
-INPUT = ModelInput("rgb", (8, 8, 3), "uint8", ("red", "green", "blue"))
+INPUT = ImageGroup("rgb", (8, 8, 3), "uint8", ("red", "green", "blue"))
 MODEL = ModelDescription("models:/land/3", "m-1", "3", "single_label", ("water", "land"), (INPUT,))
 THEIRS: dict[str, Any] = {
     "where": "/data",
     "task": "single_label",
     "class_names": ("water", "land"),
-    "groups": (ImageGroup("rgb", (8, 8, 3), "uint8", ("red", "green", "blue")),),
+    "groups": (INPUT,),
 }
 
 

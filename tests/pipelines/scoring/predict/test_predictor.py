@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.scoring.predict import predictor as module
 from pipelines.scoring.predict.model import ModelDescription
-from pipelines.scoring.predict.predictor import LoadSettings, forget, load_keras, predictor, task_threads
+from pipelines.scoring.predict.predictor import forget, load_keras, predictor, task_threads
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def test_a_model_is_loaded_once_in_a_process_and_another_one_takes_its_place() -
             loads.append(name)
             return f"loaded {name} {len(loads)}"
 
-        return predictor(name, new, LoadSettings(batch_size, threads=1))
+        return predictor(name, new, batch_size, threads=1)
 
     assert [loaded("a") for _ in range(3)] == ["loaded a 1"] * 3, "one for all parts of one job"
     assert loaded("a", batch_size=16) == "loaded a 2", "it is made for one batch size"
@@ -66,7 +66,7 @@ def test_workers_that_share_a_gpu_take_its_memory_as_they_need_it(
             monkeypatch.delenv(name)
     model = ModelDescription("runs:/1/model", "m-1", "m-1", "multi_label", ("Sea",), ())
     with pytest.raises(ImportError):
-        load_keras(model, b"", LoadSettings(8, threads=1))
+        load_keras(model, b"", 8, threads=1)
     assert os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] == found
 
 

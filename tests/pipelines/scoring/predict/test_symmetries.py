@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from conf.sections.score import EvaluateConfig
 from models.layers.augmentation import Augmentation
-from pipelines.scoring.predict.model import ModelInput
+from pipelines.sample import ImageGroup
 from pipelines.scoring.predict.symmetries import COUNTS, averaged, check_symmetries
 
 IMAGES: dict[str, NDArray[np.generic]] = {
@@ -47,7 +47,7 @@ def test_the_settings_name_the_same_symmetries():
 
 
 def test_only_squares_are_turned():
-    inputs = [ModelInput("rgb", (4, 4, 3), "uint8", ()), ModelInput("wide", (4, 6, 1), "uint8", ())]
+    inputs = [ImageGroup("rgb", (4, 4, 3), "uint8", ("red", "green", "blue")), ImageGroup("wide", (4, 6, 1), "uint8", ("grey",))]
     for symmetries in (None, "mirror", "flips"):
         check_symmetries(symmetries, inputs)
     check_symmetries("dihedral", inputs[:1])
