@@ -118,8 +118,7 @@ def earlier_thresholds(model: ModelDescription, source: Source, output: Location
     """
     identity = read_identity(output) or {}
     found = identity.get(_THRESHOLD)
-    is_other = identity.get("model_id") != model.model_id
-    if found is None or is_other or is_complete(output, source.files):
+    if found is None or identity.get("model_id") != model.model_id or is_complete(output, source.files):
         return None
     return tuple(found) if isinstance(found, list) else (found,) * len(model.class_names)
 
@@ -272,11 +271,9 @@ def _may_have_moved(source: Source, output: Location) -> bool:
 
 def scored_before(source: Source, output: Location) -> Scored:
     """Read the results of finished predictions, and remove the temporary files that their job left."""
-    files = source.files
     with suppress(OSError, StorageError):  # a user who may only read them can still draw a map
-        clean_up(output, files)
-    found = find_written(output, files)
-    return _scored(list(found.values()), source, output, new=0)
+        clean_up(output, source.files)
+    return _scored(list(find_written(output, source.files).values()), source, output, new=0)
 
 
 def _identity(model: ModelDescription, source: Source, settings: ScoreSettings) -> Identity:

@@ -2,10 +2,11 @@
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, pairwise
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -174,8 +175,7 @@ class ArchivePart:
         """
         index = pa.ipc.open_stream(self.samples).read_all()
         if self.unusable:
-            known_bad = pa.array([row["id"] for row in self.unusable])
-            index = index.filter(pc.invert(pc.is_in(index["id"], known_bad)))
+            index = index.filter(pc.invert(pc.is_in(index["id"], pa.array([row["id"] for row in self.unusable]))))
             yield SampleBatch({}, KNOWN_SCHEMA.empty_table(), list(self.unusable))
         threads = _REMOTE_READS if is_url(self.archive.root) else 1
         with ThreadPoolExecutor(threads, thread_name_prefix="groundswell-archive") as pool:
@@ -230,11 +230,7 @@ class ArchivePart:
 def _one_ahead(reads: Iterable[Callable[[], _Value]]) -> Iterator[_Value]:
     """Read one batch in a thread while the one before is scored; an error is raised when its batch is due."""
     with ThreadPoolExecutor(1, thread_name_prefix="groundswell-read") as pool:
-        waiting = None
-        for read in reads:
-            coming = pool.submit(read)
-            if waiting is not None:
-                yield waiting.result()
-            waiting = coming
-        if waiting is not None:
-            yield waiting.result()
+        submitted = (pool.submit(read) for read in reads)
+        # A read is submitted before the one in front of it is waited for; the last one gets an empty successor.
+        for batch, _ in pairwise(chain(submitted, [Future()])):
+            yield batch.result()

@@ -6,10 +6,9 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.archives.archive import Archive
+from pipelines.archives.archive import Archive, index_table
 from pipelines.dataset.format.manifest import FILE_NAME, Split, read_manifest
 from pipelines.dataset.prepare.identity import describe, index_digest
 from pipelines.dataset.prepare.shard import equal_parts, stream_of, unusable_of
@@ -72,8 +71,8 @@ def dataset_source(dataset: Location, settings: ReaderSettings, splits: Collecti
     for split in chosen:
         content = manifest.splits[split]
         for shard in content.shards:
-            alone = {split: Split(shards=(shard,), class_counts=content.class_counts)}
-            one = manifest.model_copy(update={"splits": alone})
+            alone = Split(shards=(shard,), class_counts=content.class_counts)
+            one = manifest.model_copy(update={"splits": {split: alone}})
             parts.append(DatasetPart(shard.file.replace("/", "-"), shard.rows, split, dataset, one, settings))
     return Source(
         str(dataset),
@@ -109,8 +108,8 @@ def archive_source(archive: Archive, *, samples_per_file: int) -> Source:
         for number, part in enumerate(equal_parts(samples, count)):
             name, bad = f"{split}-part-{number:05d}.parquet", unusable_of(part, unusable)
             parts.append(ArchivePart(name, len(part), archive, stream_of(part), bad))
-    metadata = [name for name in index.samples.schema.names if name not in ("id", "split", "paths")]
-    digest = index_digest(_without(index.samples, metadata))
+    without_metadata = {name: index.samples[name] for name in ("id", "split", "paths")}
+    digest = index_digest(index_table({**without_metadata, "labels": [[]] * len(index.samples)}))
     identity = json.dumps([digest, describe(description, archive.read_settings), samples_per_file], sort_keys=True)
     return Source(
         archive.root or description.kind,
@@ -123,12 +122,3 @@ def archive_source(archive: Archive, *, samples_per_file: int) -> Source:
         tuple(index.rejected.to_pylist()),
         samples_per_file,
     )
-
-
-def _without(samples: pa.Table, columns: Collection[str]) -> pa.Table:
-    """Return an index in which some columns are null or empty."""
-    for name in columns:
-        field = samples.schema.field(name)
-        values = pa.nulls(len(samples), field.type) if field.nullable else pa.array([[]] * len(samples), field.type)
-        samples = samples.set_column(samples.schema.get_field_index(name), field, values)
-    return samples

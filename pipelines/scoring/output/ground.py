@@ -84,8 +84,7 @@ def _is_ours(file: Path) -> bool:
     if file.suffix.lower() == ".geojson":
         with file.open("rb") as stream:
             return stream.read(len(_START)) == _START.encode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NotGeoreferencedWarning)
+    with warnings.catch_warnings(action="ignore", category=NotGeoreferencedWarning):
         try:
             with rasterio.open(file, driver="PNG" if file == _picture_of(file) else "GTiff") as raster:
                 tags = raster.tags()
@@ -169,10 +168,8 @@ def _write_geojson(found: GroundPredictions, file: Path) -> None:
     """Write one feature per line, because all features of an archive would be gigabytes of Python objects."""
     with file.open("w") as stream:
         stream.write(_START)
-        separator = "\n"
-        for feature in features(found):
-            stream.write(separator + json.dumps(feature))
-            separator = ",\n"
+        for number, feature in enumerate(features(found)):
+            stream.write((",\n" if number else "\n") + json.dumps(feature))
         stream.write("\n]}\n")
 
 

@@ -43,8 +43,7 @@ class GroundPredictions:
     @property
     def systems(self) -> NDArray[np.int32]:
         """EPSG code of each patch, `(rows,)`."""
-        codes: NDArray[np.int32] = self.table["epsg"].to_numpy()
-        return codes
+        return np.asarray(self.table["epsg"].to_numpy())
 
     def of(self, code: int) -> "GroundPredictions":
         """Return the patches of one coordinate system."""

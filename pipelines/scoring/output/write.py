@@ -82,9 +82,12 @@ class Scorer:
                 with pq.ParquetWriter(path, PREDICTION_SCHEMA, compression="zstd") as writer:
                     rows, rejected = self._write_batches(part, predict, writer)
                 written = WrittenPart(part.file, rows, path.stat().st_size, rejected, used)
-                # Before the file gets its name: no sample of an earlier part is lost, if that part's file is whole.
-                lost = before is not None and {*written.unread} - {*before.unread}
-                if before is not None and lost and self.output.size(before.file) == before.size:
+                # Before the file gets its name: no sample of an earlier part may be lost, if that part's file is whole.
+                if (
+                    before is not None
+                    and not {*written.unread} <= {*before.unread}
+                    and self.output.size(before.file) == before.size
+                ):
                     raise _LostRowsError
             written = replace(written, sizes_digest=part.digest_of_sizes(written.unread))
         except _LostRowsError:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, TypedDict
 
 import numpy as np
@@ -26,7 +27,7 @@ from pipelines.dataset.format.manifest import read_manifest
 from pipelines.sample import Task
 from pipelines.scoring.parts import Part
 from pipelines.scoring.predict.model import DEFAULT_THRESHOLD, ModelDescription, predicted_classes
-from pipelines.scoring.predict.predictor import LoadSettings, load_keras, predictor, task_threads
+from pipelines.scoring.predict.predictor import keras_predictor
 from pipelines.scoring.predict.symmetries import Symmetries, averaged
 from pipelines.scoring.source import Source
 from pipelines.spark.connect import SentFile, sent
@@ -53,8 +54,7 @@ class SplitScores:
         """Return the cross-entropy of each sample, `(samples,)`: the mean over classes, or that of the right one."""
         known = np.clip(self.probabilities.astype(np.float64), _LEAST, 1 - _LEAST)
         if task == "single_label":
-            losses: NDArray[np.float64] = -np.log(known[self.targets > 0])
-            return losses
+            return np.asarray(-np.log(known[self.targets > 0]))
         return np.asarray(-np.where(self.targets > 0, np.log(known), np.log(1 - known)).mean(axis=1))
 
 
@@ -96,30 +96,25 @@ class Measured:
     """Confused labels, the most frequent pair first."""
 
 
-@dataclass(frozen=True)
-class _Collector:
-    """Scores one part on an executor."""
-
-    model: ModelDescription
-    file: SentFile
-    batch_size: int
-    threads: int | None
-    symmetries: Symmetries | None
-
-    def collect(self, part: Part) -> tuple[list[str], bytes, bytes, list[dict[str, str]]]:
-        """Return ids, probabilities, targets and rejected samples of one part."""
-        settings = LoadSettings(self.batch_size, task_threads(self.threads))
-        loaded = predictor(self.model.model_id, lambda: load_keras(self.model, self.file.value, settings), settings)
-        predict = averaged(loaded, self.symmetries)
-        ids: list[str] = []
-        probabilities, targets, rejected = [], [], []
-        for batch in part.batches(self.batch_size):
-            rejected += batch.rejected
-            if batch.targets is not None:
-                ids += batch.known["id"].to_pylist()
-                probabilities.append(predict(batch.images)[: len(batch.known)])
-                targets.append(batch.targets)
-        return ids, b"".join(map(bytes, probabilities)), b"".join(map(bytes, targets)), rejected
+def _collect(
+    model: ModelDescription,
+    file: SentFile,
+    batch_size: int,
+    threads: int | None,
+    symmetries: Symmetries | None,
+    part: Part,
+) -> tuple[list[str], bytes, bytes, list[dict[str, str]]]:
+    """Score one part on an executor: return ids, probabilities, targets and rejected samples."""
+    predict = averaged(keras_predictor(model, file, batch_size, threads), symmetries)
+    ids: list[str] = []
+    probabilities, targets, rejected = [], [], []
+    for batch in part.batches(batch_size):
+        rejected += batch.rejected
+        if batch.targets is not None:
+            ids += batch.known["id"].to_pylist()
+            probabilities.append(predict(batch.images)[: len(batch.known)])
+            targets.append(batch.targets)
+    return ids, b"".join(map(bytes, probabilities)), b"".join(map(bytes, targets)), rejected
 
 
 def collect_scores(
@@ -153,7 +148,7 @@ def collect_scores(
         found = run_tasks(
             spark,
             list(source.parts),
-            _Collector(model, weights, batch_size, threads, symmetries).collect,
+            partial(_collect, model, weights, batch_size, threads, symmetries),
             job="evaluate",
             folder=Location.at(source.where),
             files=[part.file for part in source.parts],

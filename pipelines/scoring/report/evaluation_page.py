@@ -66,12 +66,11 @@ def _patches(
         place = int(np.searchsorted(ends, row, side="right"))
         images = readers[place].gather(np.array([row - ends[place] + len(readers[place])])).images
         likely = np.argsort(-scores.probabilities[row])[:_LABELS]
-        present = np.flatnonzero(scores.targets[row])
         found.append(
             {
                 "id": shorten(scores.ids[row], 100),
                 "image": preview({name: pixels[0] for name, pixels in images.items()}, manifest.groups),
-                "labels": [shorten(manifest.class_names[each]) for each in present],
+                "labels": [shorten(manifest.class_names[each]) for each in np.flatnonzero(scores.targets[row])],
                 "predicted": [
                     {
                         "name": shorten(manifest.class_names[each]),
@@ -87,22 +86,19 @@ def _patches(
 
 
 def _slice_tables(rows: Sequence[SliceScores]) -> list[dict[str, Any]]:
-    tables = []
-    for column in dict.fromkeys(row.column for row in rows):
-        own = [row for row in rows if row.column == column]
-        names = list(own[0].metrics)
-        tables.append(
-            {
-                "title": column.capitalize(),
-                "names": [name.replace("_", " ") for name in names],
-                "rows": [
-                    {"value": row.value, "samples": row.samples, "scores": [row.metrics[name] for name in names]}
-                    for row in own[:_SHOWN_SLICES]
-                ],
-                "hidden": max(0, len(own) - _SHOWN_SLICES),
-            }
-        )
-    return tables
+    by_column = [[row for row in rows if row.column == column] for column in dict.fromkeys(row.column for row in rows)]
+    return [
+        {
+            "title": own[0].column.capitalize(),
+            "names": [name.replace("_", " ") for name in own[0].metrics],
+            "rows": [
+                {"value": row.value, "samples": row.samples, "scores": [row.metrics[name] for name in own[0].metrics]}
+                for row in own[:_SHOWN_SLICES]
+            ],
+            "hidden": max(0, len(own) - _SHOWN_SLICES),
+        }
+        for own in by_column
+    ]
 
 
 def _reliability_rows(reliability: Reliability) -> list[dict[str, Any]]:
