@@ -66,15 +66,9 @@ def index_table(columns: Mapping[str, Any], schema: pa.Schema = INDEX_SCHEMA) ->
     Raises:
         KeyError: A required column is missing.
     """
-    rows = len(columns["id"])
-    arrays = []
-    for field_ in schema:
-        values = columns.get(field_.name) if field_.nullable else columns[field_.name]
-        if isinstance(values, pa.Array | pa.ChunkedArray):
-            arrays.append(values.cast(field_.type))
-        else:
-            arrays.append(pa.nulls(rows, field_.type) if values is None else pa.array(values, field_.type))
-    return pa.table(arrays, schema=schema)
+    unknown = [each for each in schema if each.nullable and columns.get(each.name) is None]
+    nulls = {each.name: pa.nulls(len(columns["id"]), each.type) for each in unknown}
+    return pa.table({**columns, **nulls}, schema=schema)
 
 
 class Georeference(NamedTuple):

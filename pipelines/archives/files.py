@@ -40,16 +40,17 @@ def is_plain_name(name: str) -> bool:
 
 
 def refuse_outage(path: str, error: BaseException) -> None:
-    """Distinguish a failed storage from a file with unexpected content: pyarrow's errors have no number.
+    """Distinguish a failed remote storage from a file with unexpected content: pyarrow's errors have no number.
 
     Args:
-        path: URL of the file.
+        path: Path or URL of the file.
         error: Error that reading the file raised.
 
     Raises:
         StorageError: The storage failed, so the file may be good.
     """
-    if isinstance(error, TimeoutError | PermissionError) or (isinstance(error, OSError) and error.errno is not None):
+    has_number = isinstance(error, OSError) and error.errno is not None
+    if is_url(path) and (has_number or isinstance(error, TimeoutError | PermissionError)):
         raise StorageError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
 
 

@@ -40,13 +40,10 @@ def list_subfolders(root: str, folders: Iterable[str]) -> tuple[pa.ChunkedArray,
         Paths relative to the root, `<folder>/<name>`: the folders, and the symbolic links out of the archive. Names
         beyond ASCII are left out, because no sample has one.
     """
-    inside, leading_out = [], []
-    for folder in folders:
-        both = _subfolders(root, folder)
-        # A name takes 100 bytes as a Python string and 60 in an array.
-        inside.append(pa.array(both[0], pa.string()))
-        leading_out.append(pa.array(both[1], pa.string()))
-    return pa.chunked_array(inside, pa.string()), pa.chunked_array(leading_out, pa.string())
+    # A name takes 100 bytes as a Python string and 60 in an array.
+    listed = [[pa.array(names, pa.string()) for names in _subfolders(root, folder)] for folder in folders]
+    inside, leading_out = (pa.chunked_array([both[place] for both in listed], pa.string()) for place in (0, 1))
+    return inside, leading_out
 
 
 def _subfolders(root: str, folder: str) -> tuple[list[str], list[str]]:

@@ -8,16 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.archives.archive import Archive
 from pipelines.sample import SPLITS, TRAINING_SPLIT
 
 
-def check_split(fractions: Sequence[float], seed: int) -> tuple[float, float, float]:
+def check_split(fractions: Sequence[float], seed: int, validation_fraction: float = 0.0) -> tuple[float, ...]:
     """Check the settings of a split; return the fractions of train, validation and test as a tuple.
 
     Raises:
         ValueError: Not three fractions are given, one is negative, train's is 0, or their sum is not 1; or the seed is
-            negative.
+            negative; or the part of train that becomes validation is negative, or all of it.
     """
     valid = len(fractions) == len(SPLITS) and all(0 <= fraction <= 1 for fraction in fractions)
     if not valid or fractions[0] == 0 or not math.isclose(sum(fractions), 1, abs_tol=1e-6):
@@ -27,11 +26,48 @@ def check_split(fractions: Sequence[float], seed: int) -> tuple[float, float, fl
         )
     if not 0 <= seed < 2**64:
         raise ValueError(f"seed is {seed}, expected 0 or more and below 2**64")
-    train, validation, test = fractions
-    return train, validation, test
+    if not 0 <= validation_fraction < 1:
+        raise ValueError(f"validation_fraction is {validation_fraction}, expected 0 or more and below 1")
+    return tuple(fractions)
 
 
-def refuse_without_effect(archive: Archive, name: str, because: str) -> None:
+def assign_splits(
+    archive: Any,
+    given: Sequence[str | None],
+    keys: Sequence[str],
+    classes: NDArray[np.integer[Any]],
+    *,
+    has_validation: bool,
+) -> NDArray[np.str_]:
+    """Return the split of every sample: the given one, or one that is drawn by class.
+
+    Args:
+        archive: The archive, with the settings `seed`, `split_fractions` and `validation_fraction`.
+        given: Split of every sample, or None for all.
+        keys: Unique name of every sample.
+        classes: Class of every sample.
+        has_validation: Whether the given splits include validation; otherwise a part of every training class moves.
+
+    Raises:
+        ValueError: A setting has no effect on this archive.
+    """
+    if not any(given):
+        _refuse_without_effect(archive, "validation_fraction", "it has no splits")
+        return np.array(SPLITS)[stratified_split(keys, classes, archive.split_fractions, archive.seed)]
+    _refuse_without_effect(archive, "split_fractions", "it has splits")
+    splits = np.array(given, "U10")
+    if has_validation:
+        _refuse_without_effect(archive, "validation_fraction", "it has a validation split")
+        _refuse_without_effect(archive, "seed", "it has a validation split")
+    else:
+        train = np.flatnonzero(splits == TRAINING_SPLIT)
+        kept_and_moved = (1 - archive.validation_fraction, archive.validation_fraction)
+        drawn = stratified_split([keys[row] for row in train], classes[train], kept_and_moved, archive.seed)
+        splits[train] = np.array(SPLITS)[drawn]
+    return splits
+
+
+def _refuse_without_effect(archive: Any, name: str, because: str) -> None:
     """Refuse a setting of the split that has no effect on this archive.
 
     Args:
@@ -45,23 +81,6 @@ def refuse_without_effect(archive: Archive, name: str, because: str) -> None:
     value = getattr(archive, name)
     if value != getattr(type(archive), name):
         raise ValueError(f"{name}={value} has no effect on {archive.root}: {because}")
-
-
-def draw_validation(
-    splits: NDArray[np.str_], keys: Sequence[str], classes: NDArray[np.integer[Any]], fraction: float, seed: int
-) -> None:
-    """Move a part of the training samples of every class to validation.
-
-    Args:
-        splits: Split of every sample, changed in place.
-        keys: Unique name of every sample.
-        classes: Class of every sample.
-        fraction: Part of the training samples that is moved.
-        seed: Another seed moves other samples.
-    """
-    train = np.flatnonzero(splits == TRAINING_SPLIT)
-    drawn = stratified_split([keys[row] for row in train], classes[train], (1 - fraction, fraction), seed)
-    splits[train] = np.array(SPLITS)[drawn]
 
 
 def stratified_split(

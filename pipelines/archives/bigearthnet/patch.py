@@ -43,6 +43,15 @@ def dates_and_seasons(ids: pa.Array | pa.ChunkedArray) -> dict[str, pa.Array | p
     return {"acquisition_date": dates, "season": pc.take(pa.array(_SEASONS), quarters)}
 
 
+def path_lists(folders: Sequence[pa.Array]) -> pa.ListArray:
+    """Build the column `paths`, one list per row: the row's value in each of the arrays."""
+    rows, columns = len(folders[0]), len(folders)
+    order = np.arange(rows * columns).reshape(columns, rows).T.ravel()
+    offsets = np.arange(0, rows * columns + 1, columns, dtype=np.int32)
+    values = pa.concat_arrays(folders).take(pa.array(order))
+    return pa.ListArray.from_arrays(offsets, values, type=INDEX_SCHEMA.field("paths").type)
+
+
 def flag_lists(snow: pa.Array, cloud_or_shadow: pa.Array) -> pa.ListArray:
     """Return the column `flags` of patches; null where one of the two is unknown.
 
@@ -76,16 +85,12 @@ def read_patch(folder: str, groups: Sequence[ImageGroup], out: Mapping[str, NDAr
         BadRecordError: A band file is missing, a symbolic link, damaged, or of the wrong size or dtype.
     """
     stem = f"{folder}/{folder.rpartition('/')[2]}"
-    georeference = None
-    for group in groups:
-        image = out[group.name]
-        for position, band in enumerate(group.bands):
-            pixels = image[..., position]
-            is_first = group is groups[0] and position == 0
-            found = _read_either_suffix(f"{stem}_{band}.tif", pixels, locate=is_first)
-            if is_first:
-                georeference = found
-    return georeference
+    bands = [(band, out[group.name][..., place]) for group in groups for place, band in enumerate(group.bands)]
+    found = [
+        _read_either_suffix(f"{stem}_{band}.tif", pixels, locate=number == 0)
+        for number, (band, pixels) in enumerate(bands)
+    ]
+    return found[0]
 
 
 def _read_either_suffix(path: str, pixels: NDArray[Any], *, locate: bool) -> Georeference | None:
@@ -94,8 +99,7 @@ def _read_either_suffix(path: str, pixels: NDArray[Any], *, locate: bool) -> Geo
     except BadRecordError as error:
         if error.reason != MISSING_FILE:
             raise
-        copied = f"{path}f"  # suffix in some redistributed copies
         try:
-            return read_band_into(copied, pixels, locate=locate)
+            return read_band_into(f"{path}f", pixels, locate=locate)  # suffix in some redistributed copies
         except BadRecordError as second:
             raise (error if second.reason == MISSING_FILE else second) from None

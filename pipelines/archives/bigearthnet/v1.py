@@ -25,15 +25,13 @@ from numpy.typing import NDArray
 
 from conf.sections.archives import BigEarthNetV1Config
 from pipelines.archives.archive import (
-    INDEX_SCHEMA,
     ArchiveDescription,
     ArchiveIndex,
-    BadRecordError,
     Georeference,
     index_table,
 )
 from pipelines.archives.bigearthnet.nomenclature import BIGEARTHNET_19, BIGEARTHNET_43, TO_19
-from pipelines.archives.bigearthnet.patch import GROUPS, dates_and_seasons, flag_lists, read_patch
+from pipelines.archives.bigearthnet.patch import GROUPS, dates_and_seasons, flag_lists, path_lists, read_patch
 from pipelines.archives.bigearthnet.v1_metadata import (
     CLOUD_LIST,
     NO_19_LIST,
@@ -118,11 +116,16 @@ class BigEarthNetV1:
         rows = patches.rows.combine_chunks()
         ids = rows["id"].combine_chunks()
         folders = pc.binary_join_element_wise(self._images(), ids, "/") if self._images() else ids
-        offsets = pa.array(range(len(ids) + 1), pa.int32())
-        paths = pa.ListArray.from_arrays(offsets, folders, type=INDEX_SCHEMA.field("paths").type)
-        known = {"tile": rows["tile"], "flags": self._flags(ids), **dates_and_seasons(ids)}
-        samples = index_table({"id": ids, "split": rows["split"], "labels": rows["labels"], "paths": paths, **known})
-        return ArchiveIndex(samples, patches.rejected(), patches.unusable())
+        columns = {
+            "id": ids,
+            "split": rows["split"],
+            "labels": rows["labels"],
+            "paths": path_lists([folders]),
+            "tile": rows["tile"],
+            "flags": self._flags(ids),
+            **dates_and_seasons(ids),
+        }
+        return ArchiveIndex(index_table(columns), patches.rejected(), patches.unusable())
 
     def _images(self) -> str:
         """Return the folder of the patches, relative to the root; empty if it is the root."""
@@ -180,16 +183,13 @@ class BigEarthNetV1:
         tiles = pa.concat_arrays([tiles, pa.nulls(1, tiles.type)]).take(places)
         patches.rows = patches.rows.append_column("labels", labels).append_column("tile", tiles)
         found = iter(errors)
-        _mark_bad_labels(patches, [next(found) if here else None for here in there])
+        by_row = [next(found) if here else None for here in there]
+        file, reason, detail = (
+            pa.array([getattr(error, part, "") for error in by_row], pa.string())
+            for part in ("file", "reason", "detail")
+        )
+        bad = pa.array([error is not None for error in by_row], pa.bool_())
+        patches.mark_unusable(bad, reason, file=file, detail=detail)
 
     def _folders(self, ids: pa.ChunkedArray) -> pa.ChunkedArray:
         return pc.binary_join_element_wise(join(self.root, self._images()), ids, "/")
-
-
-def _mark_bad_labels(patches: CheckedRows, errors: list[BadRecordError | None]) -> None:
-    """Mark the rows that have an error, with the error's own file, reason and detail."""
-    bad = pa.array([error is not None for error in errors], pa.bool_())
-    file, reason, detail = (
-        pa.array([getattr(error, part, "") for error in errors], pa.string()) for part in ("file", "reason", "detail")
-    )
-    patches.mark_unusable(bad, reason, file=file, detail=detail)

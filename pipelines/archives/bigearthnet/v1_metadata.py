@@ -110,21 +110,18 @@ def read_labels(
 def _read_some(
     paths: Sequence[str], indices: Mapping[str, int | None]
 ) -> tuple[pa.ListArray, pa.StringArray, list[BadRecordError | None]]:
-    labels: list[list[int]] = []
-    tiles: list[str | None] = []
-    errors: list[BadRecordError | None] = []
-    for path in paths:
-        try:
-            values = _read_json(path)
-            labels.append(_labels(path, values, indices))
-            tile = _TILE.search(str(values.get("tile_source")))
-            tiles.append(tile and tile[1])
-            errors.append(None)
-        except BadRecordError as error:
-            labels.append([])
-            tiles.append(None)
-            errors.append(error)
-    return pa.array(labels, pa.list_(pa.int16())), pa.array(tiles, pa.string()), errors
+    labels, tiles, errors = zip(*(_read_one(path, indices) for path in paths), strict=True)
+    return pa.array(labels, pa.list_(pa.int16())), pa.array(tiles, pa.string()), list(errors)
+
+
+def _read_one(path: str, indices: Mapping[str, int | None]) -> tuple[list[int], str | None, BadRecordError | None]:
+    try:
+        values = _read_json(path)
+        labels = _labels(path, values, indices)
+    except BadRecordError as error:
+        return [], None, error
+    tile = _TILE.search(str(values.get("tile_source")))
+    return labels, tile and tile[1], None
 
 
 def _read_json(path: str) -> dict[str, object]:

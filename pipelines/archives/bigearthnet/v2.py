@@ -18,16 +18,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from conf.sections.archives import BigEarthNetV2Config
-from pipelines.archives.archive import INDEX_SCHEMA, ArchiveDescription, ArchiveIndex, Georeference, index_table
+from pipelines.archives.archive import ArchiveDescription, ArchiveIndex, Georeference, index_table
 from pipelines.archives.bigearthnet.nomenclature import BIGEARTHNET_19
 from pipelines.archives.bigearthnet.patch import GROUPS as GROUPS
-from pipelines.archives.bigearthnet.patch import SENTINEL1, dates_and_seasons, flag_lists, read_patch
+from pipelines.archives.bigearthnet.patch import SENTINEL1, dates_and_seasons, flag_lists, path_lists, read_patch
 from pipelines.archives.bigearthnet.v2_metadata import FLAG_COLUMNS, class_indices, read_metadata
 from pipelines.archives.checked_rows import CheckedRows
 from pipelines.archives.files import join
@@ -75,28 +74,25 @@ class BigEarthNetV2:
         """
         sentinel1 = self._reads_sentinel1
         patches = read_metadata(self._metadata_files(), sentinel1=sentinel1)
-        ids = patches.rows["id"]
-        folders = pc.binary_join_element_wise(IMAGES, pc.utf8_slice_codeunits(ids, 0, -_COLUMN_AND_ROW), ids, "/")
-        patches.rows = patches.rows.append_column("s2_folder", folders)
-        self._mark_missing(patches, IMAGES, "s2_folder")
-        columns = ["s2_folder"]
-        if sentinel1:
-            names = patches.rows["s1_name"]
-            folders = pc.binary_join_element_wise(S1_IMAGES, pc.utf8_slice_codeunits(names, 0, _SCENE), names, "/")
-            patches.rows = patches.rows.append_column("s1_folder", folders)
-            self._mark_missing(patches, S1_IMAGES, "s1_folder")
-            columns.append("s1_folder")
+        # Column of names, folder of images, and end of a name's part that is the tile or the scene.
+        layouts = (("id", IMAGES, -_COLUMN_AND_ROW), ("s1_name", S1_IMAGES, _SCENE))[: 1 + sentinel1]
+        for column, images, end in layouts:
+            names = patches.rows[column]
+            folders = pc.binary_join_element_wise(images, pc.utf8_slice_codeunits(names, 0, end), names, "/")
+            patches.rows = patches.rows.append_column(images, folders)
+            self._mark_missing(patches, images)
         rows = patches.rows.combine_chunks()
-        labels = class_indices(rows["labels"].combine_chunks())
-        paths = _paths([rows[column].combine_chunks() for column in columns])
-        known = {
+        columns = {
+            "id": rows["id"],
+            "split": rows["split"],
+            "labels": class_indices(rows["labels"].combine_chunks()),
+            "paths": path_lists([rows[images].combine_chunks() for _, images, _ in layouts]),
             "country": rows["country"],
             "tile": tiles(rows["id"]),
             "flags": flag_lists(*(rows[name].combine_chunks() for name in FLAG_COLUMNS)),
             **dates_and_seasons(rows["id"]),
         }
-        samples = index_table({"id": rows["id"], "split": rows["split"], "labels": labels, "paths": paths, **known})
-        return ArchiveIndex(samples, patches.rejected(), patches.unusable())
+        return ArchiveIndex(index_table(columns), patches.rejected(), patches.unusable())
 
     @property
     def read_settings(self) -> dict[str, int | None]:
@@ -127,16 +123,16 @@ class BigEarthNetV2:
             raise FileNotFoundError(f"{flagged} does not exist: download it, or set archive.include_flagged=false")
         return [path, flagged] if self.include_flagged else [path]
 
-    def _mark_missing(self, patches: CheckedRows, images: str, column: str) -> None:
-        """Mark the rows whose folder is not below `images`, with one listing per tile or scene."""
+    def _mark_missing(self, patches: CheckedRows, images: str) -> None:
+        """Mark the rows whose folder, in the column `images`, does not exist, with one listing per tile or scene."""
         top = join(self.root, images)
         if not Location(top).is_folder():
             raise FileNotFoundError(f"{self.root}: no folder {images}, {_LAYOUT}")
         refuse_link(self.root, top)
-        parents = pc.unique(pc.list_element(pc.split_pattern(patches.rows[column], "/"), 1)).to_pylist()
+        parents = pc.unique(pc.list_element(pc.split_pattern(patches.rows[images], "/"), 1)).to_pylist()
         inside, leading_out = list_subfolders(self.root, [f"{images}/{parent}" for parent in parents])
         for found, value_set, reason in ((True, leading_out, "symbolic link"), (False, inside, "missing folder")):
-            folders = patches.rows[column]
+            folders = patches.rows[images]
             bad = pc.equal(pc.is_in(folders, value_set.combine_chunks()), found)
             patches.mark_unusable(bad, reason, file=pc.binary_join_element_wise(self.root.rstrip("/"), folders, "/"))
 
@@ -144,12 +140,3 @@ class BigEarthNetV2:
 def tiles(ids: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Return the tile of the Sentinel-2 grid in every patch's id, e.g. `33UUP`."""
     return pc.utf8_slice_codeunits(ids, *_TILE_IN_ID)
-
-
-def _paths(folders: list[pa.Array]) -> pa.ListArray:
-    """Build one list per row: the row's value in each of the arrays."""
-    rows, columns = len(folders[0]), len(folders)
-    order = np.arange(rows * columns).reshape(columns, rows).T.ravel()
-    offsets = np.arange(0, rows * columns + 1, columns, dtype=np.int32)
-    values = pa.concat_arrays(folders).take(pa.array(order))
-    return pa.ListArray.from_arrays(offsets, values, type=INDEX_SCHEMA.field("paths").type)

@@ -88,12 +88,10 @@ def _reject_labels(patches: CheckedRows) -> None:
     names = labels.flatten()
     unknown = pc.is_null(pc.index_in(names, pa.array(BIGEARTHNET_19))).to_numpy(zero_copy_only=False)
     rows, first = np.unique(_row_of_label(labels)[unknown], return_index=True)
-    bad = np.zeros(len(labels), bool)
-    bad[rows] = True
-    details = np.zeros(len(labels), np.int64)
-    details[rows] = np.flatnonzero(unknown)[first]
-    if len(rows):
-        patches.reject(pa.array(bad), "unknown label", detail=names.take(pa.array(details)))
+    first_unknown = np.full(len(labels), -1)
+    first_unknown[rows] = np.flatnonzero(unknown)[first]
+    bad = first_unknown >= 0
+    patches.reject(pa.array(bad), "unknown label", detail=names.take(pa.array(first_unknown, mask=~bad)))
 
 
 def class_indices(labels: pa.ListArray) -> pa.ListArray:

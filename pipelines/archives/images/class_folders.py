@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, index_table
+from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, ArchiveIndex, index_table
 from pipelines.archives.files import ODD_NAME, is_plain_name, join
 from pipelines.archives.paths import stays_inside
 from pipelines.storage.folder import Location
@@ -135,8 +135,10 @@ def list_class_files(root: str, folders: Sequence[str], why_not: Callable[[str, 
     for folder in folders:
         contents = list_folder(root, folder)
         reasons = [why_not(folder, name) for name, _ in contents.files]
-        named = [(name, reason) for (name, _), reason in zip(contents.files, reasons, strict=True) if reason]
-        named += [(name, "nested folder") for name in contents.folders]
+        named = [
+            *((name, reason) for (name, _), reason in zip(contents.files, reasons, strict=True) if reason),
+            *((name, "nested folder") for name in contents.folders),
+        ]
         rejected += contents.rejected + [rejection(root, f"{folder}/{name}", reason) for name, reason in named]
         taken = [file for file, reason in zip(contents.files, reasons, strict=True) if not reason]
         # Arrow and numpy hold a million names in a quarter of the memory of Python's lists.
@@ -163,11 +165,11 @@ def check_none_empty(root: str, folders: Sequence[str], files: ClassFiles) -> No
         )
 
 
-def samples_table(files: ClassFiles, splits: NDArray[np.str_], labels: NDArray[np.integer[Any]]) -> pa.Table:
-    """Build a table of `INDEX_SCHEMA` in which every sample is one file of one class, named by its path."""
+def index_of(files: ClassFiles, splits: NDArray[np.str_], labels: NDArray[np.integer[Any]]) -> ArchiveIndex:
+    """Build an index in which every sample is one file of one class, named by its path."""
     offsets = np.arange(len(files.paths) + 1, dtype=np.int32)
     classes = pa.array(labels.astype(np.int16))
-    return index_table(
+    samples = index_table(
         {
             "id": files.paths,
             "split": pa.array(splits, pa.string()),
@@ -176,8 +178,4 @@ def samples_table(files: ClassFiles, splits: NDArray[np.str_], labels: NDArray[n
             "size": pa.array(files.sizes),
         }
     )
-
-
-def rejected_table(rejected: list[dict[str, str]]) -> pa.Table:
-    """Return the rows as a table of `REJECTED_SCHEMA`."""
-    return pa.Table.from_pylist(rejected, REJECTED_SCHEMA)
+    return ArchiveIndex(samples, pa.Table.from_pylist(files.rejected, REJECTED_SCHEMA))

@@ -30,12 +30,11 @@ from pipelines.archives.files import join
 from pipelines.archives.images.class_folders import (
     ClassFiles,
     check_none_empty,
+    index_of,
     list_class_files,
     list_folder,
     refuse_linked_folders,
-    rejected_table,
     rejection,
-    samples_table,
 )
 from pipelines.archives.pixels.geotiff import read_bands
 from pipelines.archives.pixels.rgb_image import read_rgb
@@ -106,8 +105,7 @@ class EuroSAT:
         labels = np.array([CLASSES.index(path.split("/")[0]) for path in files.paths.to_pylist()], np.int16)
         keys = [path.rpartition(".")[0] for path in files.paths.to_pylist()]
         splits = stratified_split(keys, labels, self.split_fractions, self.seed)
-        samples = samples_table(files, np.array(SPLITS)[splits], labels)
-        return ArchiveIndex(samples, rejected_table(files.rejected))
+        return index_of(files, np.array(SPLITS)[splits], labels)
 
     @property
     def read_settings(self) -> dict[str, int | None]:
@@ -143,8 +141,9 @@ class EuroSAT:
 
         files = list_class_files(self.root, top.folders, why_not)
         check_none_empty(self.root, top.folders, files)
-        stray = [name for name, _ in top.files if is_image.fullmatch(name)]
-        outside = [rejection(self.root, name, "not in a class folder") for name in stray]
+        outside = [
+            rejection(self.root, name, "not in a class folder") for name, _ in top.files if is_image.fullmatch(name)
+        ]
         return dataclasses.replace(files, rejected=top.rejected + outside + files.rejected)
 
 

@@ -51,8 +51,7 @@ def write_frame(
         )
     root.make()
     root.write(INCOMPLETE, b"")
-    write = functools.partial(_write_part, root=root)
-    written = chosen.mapInArrow(write, "rows long").collect()
+    written = chosen.mapInArrow(functools.partial(_write_part, root=root), "rows long").collect()
     rows = sum(int(row.rows) for row in written)
     root.remove(INCOMPLETE)
     if rows == 0:
@@ -69,8 +68,10 @@ def _write_part(batches: Iterator[pa.RecordBatch], root: Location) -> Iterator[p
     context = TaskContext.get()
     assert context is not None, "a task runs this"
     rows = first.num_rows
-    name = f"part-{context.partitionId():05}.parquet"
-    with root.new_file(name) as path, pq.ParquetWriter(path, first.schema) as writer:
+    with (
+        root.new_file(f"part-{context.partitionId():05}.parquet") as path,
+        pq.ParquetWriter(path, first.schema) as writer,
+    ):
         writer.write_batch(first, row_group_size=_ROWS_OF_A_GROUP)
         for batch in filled:
             writer.write_batch(batch, row_group_size=_ROWS_OF_A_GROUP)

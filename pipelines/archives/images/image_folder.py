@@ -21,14 +21,13 @@ from pipelines.archives.files import join
 from pipelines.archives.images.class_folders import (
     ClassFiles,
     check_none_empty,
+    index_of,
     list_class_files,
-    rejected_table,
-    samples_table,
 )
 from pipelines.archives.images.split_folders import ClassTree, find_class_folders
 from pipelines.archives.pixels.rgb_image import common_size, read_rgb, upright_size
-from pipelines.archives.stratified import check_split, draw_validation, refuse_without_effect, stratified_split
-from pipelines.sample import SPLITS, TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup
+from pipelines.archives.stratified import assign_splits, check_split
+from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup
 
 KIND = "image_folder"
 GROUP = "rgb"
@@ -54,9 +53,8 @@ class ImageFolder:
     """Part of every training class that becomes validation, if that folder is missing; 0: no validation split."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "split_fractions", check_split(self.split_fractions, self.seed))
-        if not 0 <= self.validation_fraction < 1:
-            raise ValueError(f"validation_fraction is {self.validation_fraction}, expected 0 or more and below 1")
+        checked = check_split(self.split_fractions, self.seed, self.validation_fraction)
+        object.__setattr__(self, "split_fractions", checked)
         if self.image_size is not None and self.image_size < 1:
             raise ValueError(f"image_size is {self.image_size}, expected 1 or more, or None")
 
@@ -90,11 +88,13 @@ class ImageFolder:
             FileNotFoundError: The folder does not exist.
             ValueError: `description` fails, or a class of another split is not in train or has no training images.
         """
-        names = [folder.rpartition("/")[2] for folder in self._tree.folders]
-        files = self._files
+        tree, files = self._tree, self._files
+        names = [folder.rpartition("/")[2] for folder in tree.folders]
         labels = np.array([self.description.class_names.index(name) for name in names], np.int16)[files.folders]
-        samples = samples_table(files, self._split(labels), labels)
-        return ArchiveIndex(samples, rejected_table(files.rejected))
+        given = [tree.splits[folder] for folder in files.folders.tolist()]
+        keys = [path.rpartition(".")[0] for path in files.paths.to_pylist()]
+        splits = assign_splits(self, given, keys, labels, has_validation=VALIDATION_SPLIT in tree.splits)
+        return index_of(files, splits, labels)
 
     @property
     def read_settings(self) -> dict[str, int | None]:
@@ -124,22 +124,6 @@ class ImageFolder:
         ]
         check_none_empty(self.root, training, files)
         return dataclasses.replace(files, rejected=tree.rejected + files.rejected)
-
-    def _split(self, labels: NDArray[np.int16]) -> NDArray[np.str_]:
-        """Return the split of every file: that of its folder, or drawn by class."""
-        tree, files = self._tree, self._files
-        keys = [path.rpartition(".")[0] for path in files.paths.to_pylist()]
-        if None in tree.splits:
-            refuse_without_effect(self, "validation_fraction", "it has no split folders")
-            return np.array(SPLITS)[stratified_split(keys, labels, self.split_fractions, self.seed)]
-        refuse_without_effect(self, "split_fractions", "it has split folders")
-        splits = np.array(tree.splits, "U10")[files.folders]
-        if VALIDATION_SPLIT in tree.splits:
-            refuse_without_effect(self, "validation_fraction", "it has a validation folder")
-            refuse_without_effect(self, "seed", "it has a validation folder")
-        else:
-            draw_validation(splits, keys, labels, self.validation_fraction, self.seed)
-        return splits
 
 
 def is_image(name: str) -> bool:

@@ -29,9 +29,8 @@ from pipelines.archives.files import MISSING_FILE, refuse_outage
 from pipelines.archives.images.parquet_files import ParquetRows, list_parquet_files, open_parquet, path_of
 from pipelines.archives.images.split_folders import SPLIT_OF_NAME
 from pipelines.archives.pixels.rgb_image import common_size, read_rgb, upright_size
-from pipelines.archives.stratified import check_split, draw_validation, refuse_without_effect, stratified_split
-from pipelines.sample import SPLITS, TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup, Task
-from pipelines.storage.locations import is_url
+from pipelines.archives.stratified import assign_splits, check_split
+from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup, Task
 
 KIND = "table"
 GROUP = "rgb"
@@ -82,15 +81,14 @@ class ImageTable:
     def __post_init__(self) -> None:
         # A process caches open files and their rows: another object must read the current files.
         object.__setattr__(self, "_opened_as", uuid.uuid4().hex)
-        object.__setattr__(self, "split_fractions", check_split(self.split_fractions, self.seed))
-        if not 0 <= self.validation_fraction < 1:
-            raise ValueError(f"validation_fraction is {self.validation_fraction}, expected 0 or more and below 1")
+        checked = check_split(self.split_fractions, self.seed, self.validation_fraction)
+        object.__setattr__(self, "split_fractions", checked)
         if self.image_size is not None and self.image_size < 1:
             raise ValueError(f"image_size is {self.image_size}, expected 1 or more, or None")
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the rows out of the pickle for an executor, but keep the description."""
-        return {name: value for name, value in vars(self).items() if name not in ("_rows", "_classes", "_position")}
+        return {name: value for name, value in vars(self).items() if name not in ("_rows", "_position")}
 
     @functools.cached_property
     def description(self) -> ArchiveDescription:
@@ -113,7 +111,8 @@ class ImageTable:
             )
         )
         group = ImageGroup(GROUP, (height, width, 3), "uint8", ("red", "green", "blue"))
-        return ArchiveDescription(KIND, task, self._classes, (group,))
+        classes = tuple(rows.names or map(str, self._position))
+        return ArchiveDescription(KIND, task, classes, (group,))
 
     def index(self) -> ArchiveIndex:
         """List every row, by file and number.
@@ -163,8 +162,7 @@ class ImageTable:
         except FileNotFoundError as error:
             raise BadRecordError(path, MISSING_FILE) from error
         except (OSError, pa.ArrowException, LookupError, StopIteration) as error:
-            if is_url(path):
-                refuse_outage(path, error)
+            refuse_outage(path, error)
             raise BadRecordError(path, "not a readable Parquet file", " ".join(str(error).split())) from error
         data = value.get("bytes") if isinstance(value, Mapping) else value
         if not data:
@@ -184,8 +182,7 @@ class ImageTable:
                     columns = [self.label, *([self.split] if self.split in schema.names else [])]
                     table = parquet.read(columns=columns)
             except (OSError, pa.ArrowException) as error:
-                if is_url(path):
-                    refuse_outage(path, error)
+                refuse_outage(path, error)
                 raise ValueError(f"{path}: not a readable Parquet file ({' '.join(str(error).split())})") from None
             if found.files and schema.field(self.label).type != found.label_type:
                 raise ValueError(f"{path}: column {self.label!r} is of another type than in {files[0][0]}")
@@ -217,11 +214,11 @@ class ImageTable:
             ValueError: A column is missing, or of another type.
         """
         for setting, column in (("image", self.image), ("label", self.label), ("split", self.split)):
-            if setting == "split" and column in folders:
-                continue
-            if column is not None and column not in schema.names:
-                known = ", ".join(schema.names)
-                raise ValueError(f"{where}: has no column {column!r} (archive.{setting}); its columns are {known}")
+            known = {*schema.names, *(folders if setting == "split" else ())}
+            if column is not None and column not in known:
+                raise ValueError(
+                    f"{where}: has no column {column!r} (archive.{setting}); its columns are {', '.join(schema.names)}"
+                )
         image, label = schema.field(self.image).type, schema.field(self.label).type
         if types.is_struct(image) and image.get_field_index("bytes") >= 0:
             image = image.field("bytes").type
@@ -240,55 +237,40 @@ class ImageTable:
             names = table[self.split].to_pylist() if in_column else [_folder_values(file)[self.split]] * len(table)
             unknown = [name for name in names if str(name).lower() not in SPLIT_OF_NAME]
             if unknown:
-                known = ", ".join(SPLIT_OF_NAME)
-                raise ValueError(f"{path}: column {self.split!r} (archive.split) has {unknown[0]!r}, expected {known}")
+                raise ValueError(
+                    f"{path}: column {self.split!r} (archive.split) has {unknown[0]!r}, expected "
+                    f"{', '.join(SPLIT_OF_NAME)}"
+                )
             return [SPLIT_OF_NAME[str(name).lower()] for name in names]
         parts = [re.split(r"[^a-z]", part.lower().rpartition("=")[2])[0] for part in file.split("/")]
         return [next((SPLIT_OF_NAME[part] for part in parts if part in SPLIT_OF_NAME), None)] * len(table)
 
     @functools.cached_property
-    def _classes(self) -> tuple[str, ...]:
-        return tuple(self._rows.names or map(str, self._position))
-
-    @functools.cached_property
     def _position(self) -> dict[Any, int]:
         """Index of the class of each value."""
-        if self._rows.names:
-            return {position: position for position in range(len(self._rows.names))}
-        values = {value for labels in self._rows.labels for value in _as_list(labels) if _is_label(value)}
-        return {value: position for position, value in enumerate(sorted(values))}
+        found = {value for labels in self._rows.labels for value in _as_list(labels) if _is_label(value)}
+        values = range(len(self._rows.names)) if self._rows.names else sorted(found)
+        return {value: position for position, value in enumerate(values)}
 
     def _positions(self, labels: Any) -> list[int]:
         """Return the class indices of one row, ascending; empty if it has no label or an unknown one."""
         found = [self._position.get(value, -1) for value in _as_list(labels)]
         return [] if -1 in found else sorted(set(found))
 
-    def _splits(self, labelled: list[int], first_labels: list[int]) -> list[str]:
+    def _splits(self, labelled: list[int], first_labels: list[int]) -> NDArray[np.str_]:
         """Return the split of each labelled row."""
         keys = [f"{self._rows.files[row]}#{self._rows.numbers[row]}" for row in labelled]
         named = [self._rows.splits[row] for row in labelled]
-        # With several labels, stratifying by one of them is no worse than by none.
-        classes = np.array(first_labels, np.int16)
-        if all(split is None for split in named):
-            refuse_without_effect(self, "validation_fraction", "its rows have no splits")
-            drawn = stratified_split(keys, classes, self.split_fractions, self.seed)
-            return [SPLITS[split] for split in drawn]
-        if None in named:
+        if any(named) and None in named:
             file = self._rows.files[labelled[named.index(None)]]
             raise ValueError(
                 f"{self.root}: the name of {file} says no split, those of other files do; set archive.split"
             )
-        refuse_without_effect(self, "split_fractions", "its rows have splits")
-        splits = np.array(named, "U10")
-        if TRAINING_SPLIT not in splits:
-            raise ValueError(f"{self.root}: has no split train, only {', '.join(np.unique(splits))}")
-        if VALIDATION_SPLIT in splits:
-            refuse_without_effect(self, "validation_fraction", "it has validation rows")
-            refuse_without_effect(self, "seed", "it has validation rows")
-        else:
-            draw_validation(splits, keys, classes, self.validation_fraction, self.seed)
-        names: list[str] = splits.tolist()
-        return names
+        if any(named) and TRAINING_SPLIT not in named:
+            raise ValueError(f"{self.root}: has no split train, only {', '.join(sorted(set(map(str, named))))}")
+        # With several labels, stratifying by one of them is no worse than by none.
+        classes = np.array(first_labels, np.int16)
+        return assign_splits(self, named, keys, classes, has_validation=VALIDATION_SPLIT in named)
 
 
 def _folder_values(file: str) -> dict[str, str]:

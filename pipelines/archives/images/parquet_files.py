@@ -2,6 +2,7 @@
 
 import threading
 from collections import OrderedDict
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
@@ -77,10 +78,8 @@ def _kind_of_table(root: str, prefix: str, folders: list[str]) -> str | None:
     """Return the format of a table with a log: reading it without the log would include removed and old rows."""
     if _DELTA_LOG in folders:
         return "a Delta"
-    if _ICEBERG_LOG in folders:
-        names = [name for name, _ in list_folder(root, f"{prefix}{_ICEBERG_LOG}").files]
-        return "an Iceberg" if any(name.endswith(_ICEBERG_SUFFIX) for name in names) else None
-    return None
+    files = list_folder(root, f"{prefix}{_ICEBERG_LOG}").files if _ICEBERG_LOG in folders else []
+    return "an Iceberg" if any(name.endswith(_ICEBERG_SUFFIX) for name, _ in files) else None
 
 
 class ParquetRows:
@@ -119,11 +118,8 @@ class ParquetRows:
     def _opened(self, opened: tuple[str, str]) -> tuple[pq.ParquetFile, list[int]]:
         if opened not in self._files:
             file = open_parquet(opened[0])
-            ends, rows = [], 0
-            for group in range(file.metadata.num_row_groups):
-                rows += file.metadata.row_group(group).num_rows
-                ends.append(rows)
-            self._files[opened] = file, ends
+            groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+            self._files[opened] = file, list(accumulate(group.num_rows for group in groups))
             while len(self._files) > _OPEN_FILES:
                 self._files.popitem(last=False)[1][0].close()
         self._files.move_to_end(opened)

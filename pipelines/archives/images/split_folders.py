@@ -43,10 +43,11 @@ def find_class_folders(root: str, is_image: Callable[[str], bool]) -> ClassTree:
     """
     top = list_folder(root)
     inside = {name: list_folder(root, name) for name in top.folders if name.lower() in SPLIT_OF_NAME}
-    stray = [name for name, _ in top.files if is_image(name)]
     for contents in (top, *inside.values()):
         refuse_linked_folders(root, contents.rejected)
-    rejected = top.rejected + [rejection(root, name, "not in a class folder") for name in stray]
+    rejected = top.rejected + [
+        rejection(root, name, "not in a class folder") for name, _ in top.files if is_image(name)
+    ]
     # A class may be called `train`: it contains no folders.
     if not any(contents.folders for contents in inside.values()):
         if not top.folders or len(inside) == len(top.folders):
@@ -69,7 +70,9 @@ def find_class_folders(root: str, is_image: Callable[[str], bool]) -> ClassTree:
             raise ValueError(f"{root}: class {min(unknown)!r} is in {name} but not in {of_split[TRAINING_SPLIT]}")
         folders += [f"{name}/{folder}" for folder in inside[name].folders]
         splits += [split] * len(inside[name].folders)
-        rejected += inside[name].rejected
-        images = [file for file, _ in inside[name].files if is_image(file)]
-        rejected += [rejection(root, f"{name}/{file}", "not in a class folder") for file in images]
+        rejected += inside[name].rejected + [
+            rejection(root, f"{name}/{file}", "not in a class folder")
+            for file, _ in inside[name].files
+            if is_image(file)
+        ]
     return ClassTree(folders, splits, rejected)

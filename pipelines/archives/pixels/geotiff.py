@@ -150,7 +150,7 @@ def open_with_gdal(path: str, data: bytes | None = None) -> Iterator[rasterio.Da
         with (
             DECODING,
             rasterio.Env(GDAL_DISABLE_READDIR_ON_OPEN="EMPTY_DIR"),
-            warnings.catch_warnings(),
+            warnings.catch_warnings(action="ignore", category=NotGeoreferencedWarning),
             _opened(path, data) as source,
         ):
             yield source
@@ -175,7 +175,6 @@ def without_place(detail: str, path: str) -> str:
 
 @contextmanager
 def _opened(path: str, data: bytes | None) -> Iterator[rasterio.DatasetReader]:
-    warnings.simplefilter("ignore", NotGeoreferencedWarning)
     if data is None:
         with rasterio.open(path, driver="GTiff") as source:
             yield source

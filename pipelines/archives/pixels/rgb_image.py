@@ -101,8 +101,7 @@ def _opened(path: str | PathLike[str], data: bytes | None) -> Iterator[Image.Ima
     try:
         if data is None:
             data = Path(path).read_bytes()
-        with DECODING, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # remarks about unusual metadata
+        with DECODING, warnings.catch_warnings(action="ignore"):  # remarks about unusual metadata
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
                 if image.format == "PNG":

@@ -29,17 +29,17 @@ def check_profile(path: str, source: rasterio.DatasetReader, shape: tuple[int, .
             Overviews (pages of lower resolution) and masks belong to the first page and are not counted. Or it has
             another size, dtype or number of bands, or a huge block: GDAL allocates a whole one even for a small image.
     """
-    if source.subdatasets:
-        raise BadRecordError(path, "several pages", f"{len(source.subdatasets)}, expected 1 with all bands in it")
-    if source.count != shape[0]:
-        raise BadRecordError(path, "wrong number of bands", f"{source.count}, expected {shape[0]}")
-    if source.shape != shape[1:]:
-        raise BadRecordError(path, "wrong size", f"{source.shape} pixels (height, width), expected {shape[1:]}")
-    if set(source.dtypes) != {dtype}:
-        raise BadRecordError(path, "wrong dtype", f"{', '.join(sorted(set(source.dtypes)))}, expected {dtype}")
+    dtypes = sorted(set(source.dtypes))
     height, width = source.block_shapes[0]
-    if height * width > _LARGEST_BLOCK:
-        raise BadRecordError(path, "wrong blocks", f"of {height} x {width} pixels")
+    for is_wrong, reason, detail in (
+        (source.subdatasets, "several pages", f"{len(source.subdatasets)}, expected 1 with all bands in it"),
+        (source.count != shape[0], "wrong number of bands", f"{source.count}, expected {shape[0]}"),
+        (source.shape != shape[1:], "wrong size", f"{source.shape} pixels (height, width), expected {shape[1:]}"),
+        (dtypes != [dtype], "wrong dtype", f"{', '.join(dtypes)}, expected {dtype}"),
+        (height * width > _LARGEST_BLOCK, "wrong blocks", f"of {height} x {width} pixels"),
+    ):
+        if is_wrong:
+            raise BadRecordError(path, reason, detail)
 
 
 def check_blocks(path: str, source: rasterio.DatasetReader, data: bytes | None = None) -> None:

@@ -79,9 +79,12 @@ def learn(data: bytes, pixels: NDArray[np.generic], georeference: Georeference |
         georeference: Location that GDAL found in the file.
     """
     start = len(data) - pixels.nbytes
-    if start <= 0 or len(known_headers) >= MOST_HEADERS:
-        return
-    if not is_plain(data[:start], pixels) or data[start:] != pixels.tobytes():
+    if (
+        start <= 0
+        or len(known_headers) >= MOST_HEADERS
+        or not is_plain(data[:start], pixels)
+        or data[start:] != pixels.tobytes()
+    ):
         return
     key = _key(data[:start], pixels)
     corner = key[1] + _MAP_COORDINATES if key[1] < start else None
@@ -121,12 +124,11 @@ def is_plain(header: bytes, pixels: NDArray[np.generic]) -> bool:
     if rows_per_strip[0] == 0 or any(first >= second for first, second in itertools.pairwise(tags)):
         return False
     needed = _needed_values(len(header), pixels, rows_per_strip[0])
-    if (
-        any(values.get(tag) != value for tag, value in needed.items())
-        or not set(tags) - set(needed) <= _BESIDE_THE_PIXELS
-    ):
-        return False
-    return _only_the_corner_is_left_out(header, end, entries)
+    return (
+        all(values.get(tag) == value for tag, value in needed.items())
+        and set(tags) - set(needed) <= _BESIDE_THE_PIXELS
+        and _only_the_corner_is_left_out(header, end, entries)
+    )
 
 
 def _needed_values(start: int, pixels: NDArray[np.generic], rows_per_strip: int) -> dict[int, tuple[int, ...]]:

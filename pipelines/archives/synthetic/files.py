@@ -166,5 +166,4 @@ def _write_metadata(path: Path, recipe: bytes, counts: dict[str, int], labels: l
         for place, patch_labels, split in zip(map(patch, range(len(labels))), labels, splits, strict=True)
     ]
     rows.sort(key=lambda row: str(row["patch_id"]))
-    table = pa.Table.from_pylist(rows, METADATA_SCHEMA.with_metadata({_RECIPE: recipe}))
-    pq.write_table(table, path)
+    pq.write_table(pa.Table.from_pylist(rows, METADATA_SCHEMA.with_metadata({_RECIPE: recipe})), path)

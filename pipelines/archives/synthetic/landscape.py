@@ -121,8 +121,7 @@ def _observe(
     signal = blocks @ spectra[:, [_BANDS.index(band) for band in group.bands]]
     signal *= 1 + _NOISE * generator.standard_normal(signal.shape, np.float32)
     # 0 marks a missing pixel in the archive's files.
-    image: NDArray[np.uint16] = np.clip(np.rint(signal), 1, 10_000).astype(np.uint16)
-    return image
+    return np.asarray(np.clip(np.rint(signal), 1, 10_000), np.uint16)
 
 
 def _smooth_noise(generator: np.random.Generator, count: int) -> NDArray[np.float32]:
@@ -137,5 +136,4 @@ def _interpolation(knots: int = 10) -> NDArray[np.float32]:
     """Return weights `(120, knots)` of a smooth interpolation between equally spaced values, rows of unit length."""
     distance = np.linspace(0, knots - 1, PIXELS)[:, None] - np.arange(knots)
     weights = np.exp(-(distance**2))
-    unit: NDArray[np.float32] = (weights / np.linalg.norm(weights, axis=1, keepdims=True)).astype(np.float32)
-    return unit
+    return np.asarray(weights / np.linalg.norm(weights, axis=1, keepdims=True), np.float32)

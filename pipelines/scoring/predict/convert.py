@@ -221,9 +221,7 @@ def _compare(
     return f1, float((one == other).mean())
 
 
-def load_converted(
-    model: ModelDescription, file: bytes, runtime: Runtime, batch_size: int, threads: int
-) -> Predict:
+def load_converted(model: ModelDescription, file: bytes, runtime: Runtime, batch_size: int, threads: int) -> Predict:
     """Load a model that `convert` returned.
 
     Args:
@@ -259,9 +257,7 @@ def _compiled(
     request = core.compile_model(graph, "CPU", options).create_infer_request()
 
     def predict(images: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float32]:
-        request.infer(
-            {each.name: np.ascontiguousarray(images[each.name]) for each in model.inputs}, share_inputs=True
-        )
+        request.infer({each.name: np.ascontiguousarray(images[each.name]) for each in model.inputs}, share_inputs=True)
         return np.array(request.get_output_tensor().data, np.float32)
 
     return predict

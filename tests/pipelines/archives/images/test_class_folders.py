@@ -8,10 +8,9 @@ import pytest
 from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA
 from pipelines.archives.images.class_folders import (
     check_none_empty,
+    index_of,
     list_class_files,
     list_folder,
-    rejected_table,
-    samples_table,
 )
 from tests.pipelines.archives.files import fill, reasons
 
@@ -63,7 +62,7 @@ def test_what_is_no_file_or_has_no_proper_name_is_rejected(tmp_path: Path) -> No
             ("pipe", "not a regular file"),
         ],
     )
-    rejected_table(contents.rejected).validate(full=True)
+    pa.Table.from_pylist(contents.rejected, REJECTED_SCHEMA).validate(full=True)
 
 
 def test_files_come_folder_after_folder(tmp_path: Path) -> None:
@@ -87,14 +86,15 @@ def test_files_come_folder_after_folder(tmp_path: Path) -> None:
 def test_a_listing_becomes_an_index(tmp_path: Path) -> None:
     fill(tmp_path, "cat/é.jpg", "dog/1.jpg")
     files = list_class_files(str(tmp_path), ["cat", "dog"], lambda folder, name: None)
-    table = samples_table(files, np.array(["train", "validation"]), files.folders)
+    index = index_of(files, np.array(["train", "validation"]), files.folders)
+    table = index.samples
     table.validate(full=True)
     assert table.schema.equals(INDEX_SCHEMA)
     assert table.select(["id", "split", "labels", "paths", "size"]).to_pylist() == [
         {"id": "cat/é.jpg", "split": "train", "labels": [0], "paths": ["cat/é.jpg"], "size": 1},
         {"id": "dog/1.jpg", "split": "validation", "labels": [1], "paths": ["dog/1.jpg"], "size": 1},
     ]
-    assert rejected_table(files.rejected).schema.equals(REJECTED_SCHEMA)
+    assert index.rejected.schema.equals(REJECTED_SCHEMA)
 
 
 def test_no_folders_no_files() -> None:

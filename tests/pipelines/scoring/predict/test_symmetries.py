@@ -47,7 +47,10 @@ def test_the_settings_name_the_same_symmetries():
 
 
 def test_only_squares_are_turned():
-    inputs = [ImageGroup("rgb", (4, 4, 3), "uint8", ("red", "green", "blue")), ImageGroup("wide", (4, 6, 1), "uint8", ("grey",))]
+    inputs = [
+        ImageGroup("rgb", (4, 4, 3), "uint8", ("red", "green", "blue")),
+        ImageGroup("wide", (4, 6, 1), "uint8", ("grey",)),
+    ]
     for symmetries in (None, "mirror", "flips"):
         check_symmetries(symmetries, inputs)
     check_symmetries("dihedral", inputs[:1])
