@@ -42,8 +42,7 @@ from pipelines.archives.bigearthnet.v1_metadata import (
     read_splits,
 )
 from pipelines.archives.checked_rows import CheckedRows
-from pipelines.archives.files import join
-from pipelines.archives.paths import list_subfolders, refuse_link
+from pipelines.archives.files import join, list_subfolders, refuse_link
 from pipelines.storage.folder import Location
 
 KIND = "bigearthnet_v1"

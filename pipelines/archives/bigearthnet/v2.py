@@ -29,8 +29,7 @@ from pipelines.archives.bigearthnet.patch import GROUPS as GROUPS
 from pipelines.archives.bigearthnet.patch import SENTINEL1, dates_and_seasons, flag_lists, path_lists, read_patch
 from pipelines.archives.bigearthnet.v2_metadata import FLAG_COLUMNS, class_indices, read_metadata
 from pipelines.archives.checked_rows import CheckedRows
-from pipelines.archives.files import join
-from pipelines.archives.paths import list_subfolders, refuse_link
+from pipelines.archives.files import join, list_subfolders, refuse_link
 from pipelines.storage.folder import Location
 
 KIND = "bigearthnet_v2"

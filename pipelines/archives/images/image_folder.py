@@ -20,11 +20,12 @@ from pipelines.archives.archive import ArchiveDescription, ArchiveIndex
 from pipelines.archives.files import join
 from pipelines.archives.images.class_folders import (
     ClassFiles,
+    ClassTree,
     check_none_empty,
+    find_class_folders,
     index_of,
     list_class_files,
 )
-from pipelines.archives.images.split_folders import ClassTree, find_class_folders
 from pipelines.archives.pixels.rgb_image import common_size, read_rgb, upright_size
 from pipelines.archives.stratified import assign_splits, check_split
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from conf.sections.archives import TableConfig
 from pipelines.archives.archive import REJECTED_SCHEMA, ArchiveDescription, ArchiveIndex, BadRecordError, index_table
 from pipelines.archives.files import MISSING_FILE, refuse_outage
+from pipelines.archives.images.class_folders import SPLIT_OF_NAME
 from pipelines.archives.images.parquet_files import ParquetRows, list_parquet_files, open_parquet, path_of
-from pipelines.archives.images.split_folders import SPLIT_OF_NAME
 from pipelines.archives.pixels.rgb_image import common_size, read_rgb, upright_size
 from pipelines.archives.stratified import assign_splits, check_split
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup, Task

@@ -1,7 +1,9 @@
 """Predictions as a map: as GeoJSON, as GeoTIFF, and as a picture with a legend."""
 
 import json
+import math
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,18 +13,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import rasterio
+from matplotlib import colormaps
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from rasterio.errors import NotGeoreferencedWarning, RasterioError
 
 from pipelines.dataset.format.files import relation
+from pipelines.dataset.report.tables import shorten
 from pipelines.sample import ImageGroup
 from pipelines.scoring.output.ground_geometry import GroundPredictions, cell_of, patch_metres, raster_of, rings_of
-from pipelines.scoring.output.ground_picture import class_colours, draw
 from pipelines.scoring.output.output import FILE_NAME
 from pipelines.storage.folder import Location
 
 SUFFIXES = (".geojson", ".tif")
 _NOTHING = 255
 _DOTS_PER_INCH = 150
+_INCHES, _LONGEST_NAME = 10.0, 44
+_CELLS_OF_A_PICTURE, _SMALLEST_IN_A_PICTURE = 1500, 9
+"""Cells along the longer side of a picture, and least cells along a patch, which else could fall between dots."""
 _FEATURES_AT_ONCE = 10_000
 _COLUMNS = ("id", "tile", "epsg", "x0", "y0", "probabilities", "labels", "model_version")
 _SHOWN_TILES = 5
@@ -224,3 +233,57 @@ def _write_geotiff(found: GroundPredictions, cell: float, file: Path) -> None:
         raster.write_colormap(1, {index: (*bytes.fromhex(colour[1:]), 255) for index, colour in enumerate(colours)})
         raster.update_tags(TIFFTAG_SOFTWARE=_MARK)
         raster.update_tags(1, **{f"class_{index}": name for index, name in enumerate(found.class_names)})
+
+
+def draw(found: GroundPredictions) -> Figure:
+    """Draw one map per coordinate system, and a legend with the number of patches of each class."""
+    codes = [code for code, _ in Counter(found.systems.tolist()).most_common()]
+    columns = min(3, len(codes))
+    rows = math.ceil(len(codes) / columns)
+    figure = Figure(figsize=(_INCHES, 2.2 + 0.95 * _INCHES * rows / columns), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flat
+    colours = class_colours(len(found.class_names))
+    scheme = ListedColormap(colours).with_extremes(under="none")
+    for axis, code in zip(axes, codes, strict=False):
+        own = found.of(code)
+        corners = own.corners
+        width, height = np.ptp(corners, axis=0).tolist()
+        margin = max(own.metres, 0.03 * max(width, height))
+        # One image for all patches: an artist for each would take minutes and gigabytes.
+        cell = max((max(width, height) + own.metres) / _CELLS_OF_A_PICTURE, 1.0)
+        pixels = raster_of(own, cell, -1, smallest=_SMALLEST_IN_A_PICTURE)
+        left, top = corners[:, 0].min(), corners[:, 1].max()
+        extent = (left, left + pixels.shape[1] * cell, top - pixels.shape[0] * cell, top)
+        axis.imshow(pixels, cmap=scheme, vmin=-0.5, vmax=len(colours) - 0.5, extent=extent, interpolation="nearest")
+        axis.set_xlim(extent[0] - margin, extent[1] + margin)
+        axis.set_ylim(extent[2] - margin, extent[3] + margin)
+        axis.set_aspect("equal")
+        axis.set_title(f"EPSG {code}, {len(corners):,} {'patch' if len(corners) == 1 else 'patches'}", fontsize=9)
+        axis.ticklabel_format(style="plain", useOffset=False)
+        axis.tick_params(labelsize=7)
+        axis.tick_params(axis="x", labelrotation=30)
+        if width < height / 2:  # the two labels would overlap
+            axis.set_xticks([left])
+    for axis in list(axes)[len(codes) :]:
+        axis.set_visible(False)
+    counts = Counter(found.likeliest.tolist())
+    handles = [
+        Patch(color=colours[index], label=f"{shorten(found.class_names[index], _LONGEST_NAME)} ({count:,})")
+        for index, count in counts.most_common()
+    ]
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=3,
+        fontsize=8,
+        frameon=False,
+        title="likeliest class (patches)",
+    )
+    return figure
+
+
+def class_colours(classes: int) -> list[str]:
+    """Return a colour for each class as `#rrggbb`, the same for every map with this number of classes."""
+    scheme = colormaps["tab20"] if classes <= 20 else colormaps["turbo"]
+    places = range(classes) if classes <= 20 else np.linspace(0, 1, classes)
+    return ["#" + "".join(f"{round(255 * part):02x}" for part in scheme(place)[:3]) for place in places]

@@ -17,9 +17,8 @@ from rasterio.warp import transform
 
 from pipelines.archives.synthetic.scenes import SCENES
 from pipelines.sample import ImageGroup
-from pipelines.scoring.output.ground import check_map, check_map_file, read_ground, write_map
+from pipelines.scoring.output.ground import check_map, check_map_file, class_colours, draw, read_ground, write_map
 from pipelines.scoring.output.ground_geometry import GroundPredictions, patch_metres
-from pipelines.scoring.output.ground_picture import class_colours, draw
 from pipelines.scoring.output.write import PREDICTION_SCHEMA
 from pipelines.storage.folder import Location
 

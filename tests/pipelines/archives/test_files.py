@@ -1,7 +1,7 @@
 import os
 from pathlib import Path
 
-from pipelines.archives.paths import list_subfolders, stays_inside
+from pipelines.archives.files import list_subfolders, stays_inside
 
 
 def listed(root: Path, *folders: str) -> tuple[list[str], list[str]]:
