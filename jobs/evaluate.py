@@ -53,8 +53,8 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
 
     Raises:
         FileNotFoundError: The dataset does not exist, or a shard is missing.
-        ValueError: The model or the split does not exist, a shard is damaged, or the model or a metric by import path
-            does not fit the dataset. Or `evaluate.report` cannot be written.
+        ValueError: The model or the split does not exist, or a shard is damaged. Or the model or a metric by import
+            path does not fit the dataset. Or `evaluate.report` cannot be written.
         RuntimeError: The storage cannot be used, Spark gave up, or writing the report failed.
         TrackingError: The store did not accept the scores; they are in the message.
     """

@@ -46,8 +46,8 @@ def schedule_table(config: RunConfig, images: int) -> list[str]:
         images: Number of training images.
 
     Returns:
-        Lines: the peak and the number of steps, then the rates. Their steps are the first, the last, those around every
-            place of the schedule and each change of the image size, and every tenth of the run.
+        Lines: the peak and the number of steps, then the rates. Their steps are the first, the last, and every tenth
+            of the run. Those around every place of the schedule and each change of the image size come to them.
 
     Raises:
         ValueError: The images are fewer than one global batch, or the schedule does not fit the run.

@@ -19,7 +19,7 @@ from pipelines.training.driver.remote_runs import sync_behind, unsynced_behind
 def sync_runs(output: Location, run_id: str | None, result: Result) -> list[Synced]:
     """Write the records, models and ends of the runs under a folder or URL.
 
-    Without `run_id`, a run that cannot be written does not stop the others: its name is printed, and an error at the
+    Without `run_id`, a run that cannot be written does not stop the others. Its name is printed, and an error at the
     end has the number of such runs. A run in training is named and left out.
 
     Args:

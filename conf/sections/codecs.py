@@ -224,8 +224,8 @@ class OneBitAdamCodecConfig(AlwaysWithResidual):
 
     name: Literal["onebit_adam"] = "onebit_adam"
     scale: Literal["mean", "norm"] = "mean"
-    """Magnitude of all sent elements: the mean magnitude, with the smallest error; or the Euclidean norm over the root
-    of their number, which keeps the norm (DeepSpeed)."""
+    """Magnitude of all sent elements. The mean magnitude has the smallest error; the Euclidean norm over the root of
+    their number keeps the norm (DeepSpeed)."""
 
 
 CodecConfig = Annotated[

@@ -13,9 +13,9 @@ class NetworkConfig(NamedSection):
     whitens: ClassVar[bool] = False
     """Whether the first convolution whitens patches, with statistics of training images."""
     batch_norm_ranks: int | Literal["all"] = 1
-    """Number of consecutive ranks over whose batches batch norm takes its statistics: 1, each rank alone (Goyal et
-    al.); a number that divides launch.num_workers (MLPerf's span); or all. It costs two sums over these ranks per layer
-    and micro-batch."""
+    """Number of consecutive ranks over whose batches batch norm takes its statistics. It is 1 (each rank alone: Goyal
+    et al.), a number that divides launch.num_workers (MLPerf's span), or all. It costs two sums over these ranks per
+    layer and micro-batch."""
 
     @property
     def shortest_side(self) -> int:
@@ -81,7 +81,7 @@ class ResNetCifarConfig(ResidualConfig):
     preactivation: bool = False
     """Whether normalisation and activation precede a convolution (He et al. 2016, identity mappings)."""
     stem_stride: Literal[1, 2] = 1
-    """Stride of the first convolution: 2 halves the image before the first stage, for images of 64 pixels, or for a
+    """Stride of the first convolution. 2 halves the image before the first stage: for images of 64 pixels, or for a
     quarter of the computation on smaller images."""
 
     @property
@@ -97,7 +97,7 @@ class ResNet9Config(ResidualConfig):
     width_factor: float = Field(default=1.0, gt=0, le=4)
     """Scales every channel count; 1.0 is the published network."""
     stem_stride: Literal[1, 2] = 1
-    """Stride of the first convolution: 2 halves the image before the first stage, for images of 64 pixels, or for a
+    """Stride of the first convolution. 2 halves the image before the first stage: for images of 64 pixels, or for a
     quarter of the computation on smaller images."""
 
     @property

@@ -73,7 +73,7 @@ class Codec(Protocol):
     A phase passes to a collective:
 
     - "allreduce": a tensor of any shape; every rank gets the sum. Codecs with these only are called linear.
-    - "alltoall": a tuple of tensors of any types, `(size, ...)`, with row r for rank r; rank r gets the rows r of all
+    - "alltoall": a tuple of tensors of any types, `(size, ...)`, with row r for rank r. Rank r gets the rows r of all
       ranks, in rank order.
     - "allgather": a tuple of tensors of any types, `(1, ...)`; every rank gets all rows, in rank order.
 

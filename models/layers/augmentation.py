@@ -95,8 +95,8 @@ class Augmentation(SeededAugmentation):
         element = seed mod (4 for "flips", 8 for "dihedral")
         transpose if element & 4, then reverse the rows if element & 2, then the columns if element & 1
 
-    So 1 mirrors left to right, 2 mirrors top to bottom, and 3 is the half turn. 5 is the quarter turn clockwise, 6 the
-    quarter turn counter-clockwise, and 4 and 7 mirror at the two diagonals. Images keep dtype and shape, under any
+    So 1 mirrors left to right, 2 mirrors top to bottom, and 3 is the half turn. Element 5 is the quarter turn
+    clockwise, and 6 counter-clockwise; 4 and 7 mirror at the two diagonals. Images keep dtype and shape, under any
     dtype policy.
 
     Args:
@@ -281,7 +281,7 @@ def mix_pairs(values: "tf.Tensor", coefficients: "tf.Tensor") -> "tf.Tensor":
 
     Source: Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", equation 2.
     Differs: every sample has its own c; the authors' code has one per batch. Stored pixels are mixed, not normalised
-    ones. All steps from pixels to the network's input are linear and keep a constant, so the result is the same up to
+    ones. All steps from pixels to the network's input are linear and keep a constant. So the result is the same up to
     the rounding of half a stored unit. The mixture is then augmented as one image.
     """
     require_tensorflow("mixup")

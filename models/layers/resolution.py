@@ -38,9 +38,9 @@ class TrainingResolution(keras.layers.Layer):  # type: ignore[misc]
     is small compared with a network. Images are float32 under any dtype policy. A saved model has Keras's own
     `Identity` instead: see `models.layers.normalisation.plain_layers`.
 
-    When it pays: the network takes most of the time of a step, and epochs are long compared with the compilation of a
-    step for each size. A quarter of the pixels saves less than three quarters of the time, because small layers and the
-    update of the weights stay. When it does not pay: reading or the exchange bounds the step, or objects have few
+    It pays where the network takes most of the time of a step. Epochs must be long compared with the compilation of a
+    step for each size. A quarter of the pixels saves less than three quarters of the time, because small layers and
+    the update of the weights stay. When it does not pay: reading or the exchange bounds the step, or objects have few
     pixels. Scores on full images are lower while the network is trained on smaller ones.
 
     Source: Howard et al. 2018 (fast.ai's entry of DAWNBench, ImageNet at 128, 224 and 288 pixels) for growing images;

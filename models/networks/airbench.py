@@ -35,9 +35,9 @@ def airbench(
         ValueError: a width or number of classes that is not positive, or a rate out of range.
 
     Source: Jordan 2024, "94 % on CIFAR-10 in 3.29 seconds on a single GPU", sections 3.1 to 3.3, airbench94.
-    Differs: ReLU instead of Jordan's GELU, which is slow on processors; normalisation as in our other networks, with a
-    gain, epsilon 1e-5 and momentum 0.9; the whitening convolution has no bias; the largest value over all remaining
-    pixels, which are 3 x 3 for 32 x 32 as in the source.
+    Differs: ReLU instead of Jordan's GELU, which is slow on processors. Normalisation is as in our other networks,
+    with a gain, epsilon 1e-5 and momentum 0.9. The whitening convolution has no bias. The largest value is over all
+    remaining pixels, which are 3 x 3 for 32 x 32 as in the source.
     """
     check_classes_and_width(classes, width_factor)
     layers = Layers(dtype, stochastic_depth=0.0, zero_init_residual=False, blocks=0)

@@ -48,7 +48,7 @@ def build_model(
 
     Raises:
         ValueError: an unknown network or precision; augmentation, dropout or stochastic depth, which require
-            TensorFlow, on another backend of Keras; or an error of `preprocess`, the network or the augmentation.
+            TensorFlow, on another backend of Keras. Or an error of `preprocess`, the network or the augmentation.
     """
     if network not in NETWORKS:
         raise ValueError(f"network must be one of {tuple(NETWORKS)}, got {network!r}")

@@ -46,8 +46,8 @@ def resnet9(
         ValueError: a width or number of classes that is not positive, or a rate out of range.
 
     Source: Page 2018, "How to train your ResNet", part 3, the network of his entry to DAWNBench.
-    Differs: a block's second activation is after the addition, as in He et al. 2015, so that gamma 0 can be trained
-    (Goyal et al. 2017, section 5.1); the mean of all pixels, not Page's largest value; logits with a bias, and not
+    Differs: a block's second activation is after the addition, as in He et al. 2015. Thus gamma 0 can be trained
+    (Goyal et al. 2017, section 5.1). The mean of all pixels, not Page's largest value. Logits with a bias, and not
     multiplied by 0.125.
     """
     check_classes_and_width(classes, width_factor)

@@ -35,7 +35,7 @@ class HalfUpdate:
 class InTwoHalves(Protocol):
     """An optimizer whose update needs norms between two halves.
 
-    If ranks hold parts of the variables, the norms are sums over all ranks: all first halves precede these sums, and
+    If ranks hold parts of the variables, the norms are sums over all ranks. All first halves precede these sums, and
     all second halves follow them. `update_step` runs both halves for one variable.
     """
 

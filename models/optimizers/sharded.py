@@ -110,9 +110,9 @@ class ShardedOptimizer:
     global norm of gradient clipping need sums of squares over all ranks: one sum of a few numbers each. So the weights
     are those of the undivided optimizer, except for the order of sums.
 
-    A rank holds, in bytes for each parameter of float32: 4 for the weight, 4 for the gradient, and 4/N for each moment,
-    in place of 4. That is 8 + 4/N with one moment (SGD, LARS) and 8 + 8/N with two (AdamW, LAMB). Weights are cut out
-    of the model's variables during the update, and no second copy of them is kept.
+    A rank holds, in bytes for each parameter of float32, 4 for the weight and 4 for the gradient. Each moment takes
+    4/N in place of 4. That is 8 + 4/N with one moment (SGD, LARS) and 8 + 8/N with two (AdamW, LAMB). Weights are cut
+    out of the model's variables during the update, and no second copy of them is kept.
 
     When it pays: moments take memory that a larger batch or network needs, so with two moments, many ranks, and
     networks of many parameters. With AdamW on 8 ranks, a parameter takes 9 bytes in place of 16. When it does not pay:

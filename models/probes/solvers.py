@@ -23,8 +23,8 @@ def agreed_sum(values: Array, weights: NDArray[Any], sum_over_ranks: SumOverRank
     """Sum values over ranks that hold equal weights.
 
     Each rank runs the same solver, which may round differently on other processors. Ranks would then run different
-    numbers of iterations and wait for each other forever. Therefore 33 numbers are sent with the values: a 1, and the
-    SHA-256 of the weights as 16 whole numbers d of 16 bits, with their squares. By Cauchy and Schwarz
+    numbers of iterations and wait for each other forever. Therefore 33 numbers are sent with the values. They are a 1,
+    and the SHA-256 of the weights as 16 whole numbers d of 16 bits, with their squares. By Cauchy and Schwarz
 
         ranks * sum(d^2) >= sum(d)^2,  equal only where all ranks have the same d
 

@@ -126,7 +126,7 @@ def _keep(folder: Location, name: str, owner: bytes, ended: threading.Event) -> 
     refreshed = time.monotonic()
     while not ended.wait(REFRESH_SECONDS):
         try:
-            # Read the list of leases: on a disk that does not answer this raises an error, while a file seems missing.
+            # Read the list of leases: on a disk that does not answer, this raises an error, and a file seems missing.
             if own not in _valid(folder, inside):  # another job took this one for dead, and continues
                 return
             folder.write(name, owner)

@@ -101,9 +101,9 @@ def fused(function: Callable[..., Any]) -> Callable[..., Any]:
 def _unordered(body: Callable[..., tf.Tensor], *args: tf.Tensor) -> tf.Tensor:
     """Call `body` as soon as its inputs have been computed.
 
-    A graph runs operations with side effects one after the other, in the order of the code: the check of a bucket would
-    wait until the last bucket was exchanged. TensorFlow does not know that `PartitionedCall` has side effects, so the
-    call does not wait.
+    A graph runs operations with side effects one after the other, in the order of the code. The check of a bucket
+    would wait until the last bucket was exchanged. TensorFlow does not know that `PartitionedCall` has side effects,
+    so the call does not wait.
     """
     if tf.executing_eagerly():
         return body(*args)

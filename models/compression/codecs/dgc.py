@@ -39,7 +39,7 @@ def dgc(
         ValueError: a value out of range.
 
     Source: Lin et al. 2018, "Deep Gradient Compression", algorithm 1 and section 3.
-    Differs: the exact largest elements of each rank's part of a tensor, instead of a threshold from a sample; owners
+    Differs: the exact largest elements of each rank's part of a tensor, instead of a threshold from a sample. Owners
     select again, with their own residual, so that the traffic does not grow with the number of ranks.
     """
     if not 0 <= momentum < 1:

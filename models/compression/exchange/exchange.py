@@ -255,9 +255,9 @@ class GradientExchange:
             values, sent = self._exchange_bucket(bucket, gradients, scale)
             payload += sent
             means |= dict(zip(self._buckets[bucket], values, strict=True))
-        # With compressed tensors, gains and biases are sent as one tensor: for a hundred of them in a ResNet-50,
-        # Horovod would send their names to all ranks, 5 KB per step. If everything is dense they stay separate: joining
-        # would copy the network, and every digit must equal that of Horovod's own allreduce.
+        # With compressed tensors, gains and biases are sent as one tensor. A ResNet-50 has a hundred of them, and
+        # Horovod would send their names to all ranks, 5 KB per step. If everything is dense they stay separate:
+        # joining would copy the network, and every digit must equal that of Horovod's own allreduce.
         dense, sent = self._exchange_dense(self.dense_buckets, gradients, joined=bool(self._buckets))
         self._payload_bytes.assign(payload + sent)
         if rate is not None:  # the rate of the residuals, which a dense exchange does not change

@@ -26,7 +26,7 @@ def load_state(exchange: GradientExchange, saved: Sequence[Saved]) -> None:
         owner state:                        joined to the whole tensor, added to every rank's residual, then set to 0
         shared state, step, learning rate:  taken from old rank 0
 
-    The mean over ranks of the worker residuals plus the owners' residuals does not change: it is the sum of everything
+    The mean over ranks of the worker residuals plus the owners' residuals does not change. It is the sum of everything
     that the exchanges left out.
 
     Args:

@@ -98,7 +98,7 @@ class ImageTable:
 
         Raises:
             FileNotFoundError: The folder does not exist.
-            ValueError: It has no Parquet files or rows, a column is missing or of another type, or the images have
+            ValueError: It has no Parquet files or rows, or a column is missing or of another type. Or the images have
                 different sizes and `image_size` is not set.
         """
         rows = self._rows

@@ -31,8 +31,8 @@ def list_parquet_files(root: str) -> list[tuple[str, int]]:
 
     Raises:
         FileNotFoundError: The folder does not exist.
-        ValueError: It has no Parquet files, or some are missing or cannot be listed: links that lead out of the folder,
-            and files more than two levels deep. Or a folder is a table whose log says which of its rows are valid.
+        ValueError: It has no Parquet files, or some are missing. Links that lead out of the folder, and files more
+            than two levels deep, cannot be listed. Or a folder is a table whose log says which of its rows are valid.
     """
     if root.endswith(_SUFFIX):
         size = Location(root).size()

@@ -1,6 +1,6 @@
 """The pixels of one synthetic patch: invented land covers, as a Sentinel-2 sensor would see them.
 
-Everything is a pure function of (seed, patch number): a map of 1 to 5 land covers at 10 m, then 12 bands that share it.
+Everything is a pure function of (seed, patch number): a map of 1 to 5 land covers at 10 m, and 12 bands that share it.
 Every class has its spectrum, but the patch's illumination, the variety within a class and noise make spectra overlap.
 On another processor a floating-point sum may round differently and change a pixel by 1.
 """

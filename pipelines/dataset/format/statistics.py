@@ -25,7 +25,7 @@ class BandSums:
     squares: tuple[float, ...]
     histogram: tuple[tuple[int, ...], ...]
     """Counts, `(bands, HISTOGRAM_BINS)`: bin i of 8-bit pixels holds value i, of 16-bit pixels values 64 i .. 64 i +
-    63; the last bin holds all larger values."""
+    63. The last bin holds all larger values."""
 
     @classmethod
     def of(cls, images: NDArray[Any]) -> "BandSums":

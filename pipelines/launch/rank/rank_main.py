@@ -1,8 +1,8 @@
 """The process of one rank: its task starts it, and it ends with the task.
 
-The process reads variables and the pickled function from standard input. Its arguments are descriptors: the pipe for
-messages, the file for stacks of a crash or a hang, the file for the return value, and the pipe for orders. With a
-spare, descriptors of the in-memory files that outlive this process follow.
+The process reads variables and the pickled function from standard input. Its arguments are descriptors: the pipes for
+messages and for orders, the file for stacks of a crash or a hang, and the file for the return value. With a spare,
+descriptors of the in-memory files that outlive this process follow.
 """
 
 import faulthandler

@@ -24,7 +24,7 @@ class ConvertedModel:
     """A model that OpenVINO runs."""
 
     file: bytes
-    """Input of `converted.load_converted`."""
+    """Input of `convert.load_converted`."""
     acceptance: Acceptance
     made_of: dict[str, Any]
     """Identifiers of the source model and of the samples used for the conversion."""

@@ -52,7 +52,7 @@ class Scorer:
     """The `.keras` file."""
     runtime: Runtime
     converted: SentFile | None
-    """Input of `converted.load_converted`; None with Keras."""
+    """Input of `convert.load_converted`; None with Keras."""
     converted_digest: str
     """Identifier of the converted model among others of the same model."""
     output: Location

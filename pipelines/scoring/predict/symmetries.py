@@ -20,9 +20,9 @@ def averaged(predict: Predict, symmetries: Symmetries | None) -> Predict:
 
         p(x) = mean over the symmetries s of predict(s(x))
 
-    Element e of a group of symmetries transposes the image if e & 4, then reverses the rows if e & 2 and the columns if
-    e & 1, as in `models.layers.augmentation`. "mirror" has the first two, "flips" four, "dihedral" all eight. All image
-    groups of a sample are transformed alike.
+    Element e of a group of symmetries transposes the image if e & 4. Then it reverses the rows if e & 2, and the
+    columns if e & 1, as in `models.layers.augmentation`. "mirror" has the first two, "flips" four, "dihedral" all
+    eight. All image groups of a sample are transformed alike.
 
     Args:
         predict: Function that predicts probabilities.

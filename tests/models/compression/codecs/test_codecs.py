@@ -140,6 +140,9 @@ def test_what_was_left_out_survives_another_number_of_ranks(name, size, make_rin
     load_all(new, old, shape)
     assert [int(exchange.clock["step"]) for exchange in new.exchanges] == [2] * size
     np.testing.assert_allclose(new.left_out(0, shape), old.left_out(0, shape), rtol=1e-5, atol=1e-5)
+    for entry, earlier in zip(new.exchanges[-1].state, old.exchanges[0].state, strict=True):
+        if entry.spec.scope == "shared":
+            np.testing.assert_array_equal(entry.variable, earlier.variable)
 
 
 def test_state_of_another_codec_is_refused(make_ring, build):

@@ -128,7 +128,7 @@ def test_a_further_attempt_before_any_checkpoint_starts_anew(
 ) -> None:
     monkeypatch.setenv("GROUNDSWELL_ATTEMPT", "2")
     assert checkpoints().restore(resumes=False).step == 0
-    assert "no checkpoint was written before the failure: attempt 2 starts from the beginning" in caplog.text
+    assert "no checkpoint was written before the failure: attempt 2 starts from the beginning\n" in caplog.text
     with pytest.raises(FileNotFoundError):  # a run that must go on needs one
         checkpoints().restore(resumes=True)
 
