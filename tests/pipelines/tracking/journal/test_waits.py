@@ -33,12 +33,18 @@ class FrozenStore:
     def sleep(self, seconds: float) -> None:
         self.seconds += seconds
 
-    def log_batch(self, run_id: str, *, tags: Any) -> None:
+    def get_run(self, run_id: str) -> None:
         if self.is_frozen:
             tries = 1 + int(os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"])
             self.seconds += tries * int(os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"])
             raise MlflowException("API request to http://away failed with timeout")
+
+    def log_batch(self, run_id: str, *, tags: Any) -> None:
+        self.get_run(run_id)
         self.taken += [tag.key for tag in tags]
+
+    def log_artifacts(self, run_id: str, folder: str, path: str) -> None:
+        self.get_run(run_id)
 
 
 @pytest.fixture
@@ -76,6 +82,15 @@ def test_an_outage_costs_a_driver_five_seconds_however_many_attempts_it_makes(
     journal.append("tags", {"tags": {"attempt-4": "1"}}, after_step=0)
     assert "timeout" in sending.drain(patience=0)
     assert store.seconds == 13
+
+
+def test_a_store_that_is_away_is_not_given_the_time_of_an_upload(store: FrozenStore, tmp_path: Path) -> None:
+    (tmp_path / "run" / "traces").mkdir(parents=True)
+    journal = Journal(tmp_path / "run" / "tracking" / "journal", None)
+    journal.append("folder", {"folder": "traces"}, after_step=0, path="traces")
+    sending = Delivery(TrackedRun("http://away", "a"), journal, on_news=lambda said, reason: None)
+    assert "timeout" in sending.drain(patience=0)
+    assert store.seconds == 4
 
 
 def waits() -> dict[str, str]:
