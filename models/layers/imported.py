@@ -1,7 +1,7 @@
 """An augmentation from outside this project, by import path."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import keras
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING or ON_TENSORFLOW:
 _SETTING = "input.augmentation.path"
 
 
-@keras.saving.register_keras_serializable(package="groundswell")
 class ImportedAugmentation(SeededAugmentation):
     """Calls an imported function on the images of every training batch.
 
@@ -57,9 +56,14 @@ class ImportedAugmentation(SeededAugmentation):
             raise ValueError(f"{self._subject}: the function returned {got}, expected {expected}")
         return dict(found)
 
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of `__init__`."""
-        return {**super().get_config(), "path": self.import_path, "settings": self.settings}
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """Refuse to make the layer: it would import whatever a model's file names.
+
+        Raises:
+            ValueError: Always. A logged model has no augmentation, and a training makes its own.
+        """
+        raise ValueError(f"{cls.__name__} is made from {_SETTING}, and never from a file")
 
 
 def _described(images: Mapping[str, Any]) -> dict[str, str]:

@@ -1,5 +1,10 @@
 """Augmentations by import path."""
 
+import json
+import sys
+import zipfile
+
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -42,8 +47,6 @@ def test_the_function_sees_stored_images_and_seeds_in_training_only(compiled):
     expected = IMAGES["rgb"] + np.array([0, 5], np.uint8)[:, None, None, None]
     np.testing.assert_array_equal(call(IMAGES, SEEDS, training=True)["rgb"], expected)
     np.testing.assert_array_equal(call(IMAGES)["rgb"], IMAGES["rgb"])
-    again = ImportedAugmentation.from_config(layer.get_config())
-    np.testing.assert_array_equal(again(IMAGES, SEEDS, training=True)["rgb"], expected)
     with pytest.raises(ValueError, match="needs seeds, one per sample"):
         layer(IMAGES, training=True)
 
@@ -62,3 +65,24 @@ def test_the_function_sees_stored_images_and_seeds_in_training_only(compiled):
 def test_what_does_not_fit_is_one_line(function, message):
     with pytest.raises(ValueError, match=rf"^input\.augmentation\.path=somebodys_augmentation:{function}: .*{message}"):
         augmentation(function).call(IMAGES, SEEDS, training=True)
+
+
+def test_a_models_file_imports_nothing(tmp_path):
+    """Keras makes every registered class that a file names, also in its safe mode."""
+    inputs = keras.Input((4,))
+    keras.Model(inputs, keras.layers.Dense(1)(inputs)).save(tmp_path / "plain.keras")
+    (tmp_path / "imported_by_a_file.py").touch()
+    layer = {"path": "imported_by_a_file:x", "settings": {}, "name": "x"}
+    kind = {"module": "models.layers.imported", "class_name": "ImportedAugmentation", "config": layer}
+    with zipfile.ZipFile(tmp_path / "plain.keras") as plain, zipfile.ZipFile(tmp_path / "evil.keras", "w") as evil:
+        files = {name: plain.read(name) for name in plain.namelist()}
+        config = json.loads(files["config.json"])
+        dense = config["config"]["layers"][-1]["config"]
+        dense["kernel_initializer"] = {**kind, "registered_name": "groundswell>ImportedAugmentation"}
+        for name, content in {**files, "config.json": json.dumps(config)}.items():
+            evil.writestr(name, content)
+    with pytest.raises((TypeError, ValueError)):
+        keras.models.load_model(tmp_path / "evil.keras")
+    with pytest.raises(ValueError, match="never from a file"):
+        ImportedAugmentation.from_config(layer)
+    assert "imported_by_a_file" not in sys.modules
