@@ -21,6 +21,7 @@ from conf.sections.archives import ROOTED_KINDS
 from jobs.shell.paths import check_outside_datasets, setting_of
 from pipelines.launch.driver.failure import WorkerError
 from pipelines.machine.console import PrintableFormatter, printable
+from pipelines.machine.json_text import parse_json
 from pipelines.machine.notebook import in_notebook
 from pipelines.machine.packages import MissingPackageError
 from pipelines.storage.locations import local_path, redacted, redacted_traceback
@@ -93,7 +94,7 @@ def check_replaceable(path: Path) -> None:
     """
     try:
         before = path.read_bytes() if path.is_file() else b""
-        values = json.loads(before) if before.strip() else {"exit_code": None, "ended": RUNNING}
+        values = parse_json(before) if before.strip() else {"exit_code": None, "ended": RUNNING}
     except (OSError, ValueError):
         values = None
     if not isinstance(values, dict) or not {"exit_code", "ended"} <= values.keys():
@@ -111,7 +112,7 @@ def model_uri_of(text: str) -> str:
         return str(local_path(text, "--model")) if is_path else text
     file = local_path(text, "--model")
     try:
-        values = json.loads(file.read_text())
+        values = parse_json(file.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"--model {text} is no result of a training: {error}") from None
     found = values if isinstance(values, dict) else {}

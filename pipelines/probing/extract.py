@@ -4,7 +4,6 @@ It needs a head in the model's file, which is checked without TensorFlow.
 """
 
 import io
-import json
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
+from pipelines.machine.json_text import parse_json
 from pipelines.probing.features import SCHEMA, FeatureFile, Features, Identity, find_features, finish
 from pipelines.scoring.output.write import as_lists, write_row_groups
 from pipelines.scoring.parts import DatasetPart, SampleBatch
@@ -210,7 +210,7 @@ def check_head(file: bytes, classes: int, uri: str) -> None:
     """
     try:
         with zipfile.ZipFile(io.BytesIO(file)) as archive:
-            described = json.loads(archive.read("config.json"))
+            described = parse_json(archive.read("config.json"))
     except (zipfile.BadZipFile, KeyError, ValueError) as error:
         raise ValueError(f"{uri}: its .keras file is damaged ({error})") from None
     if classes not in _units(described):

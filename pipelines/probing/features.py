@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines.dataset.format.manifest import Manifest
+from pipelines.machine.json_text import parse_json
 from pipelines.scoring.predict.model import ModelDescription
 from pipelines.storage.folder import Location
 from pipelines.storage.inventory import complete_files
@@ -130,7 +131,7 @@ def folder_of(output: Location, identity: Identity) -> Location:
 def find_features(folder: Location, identity: Identity, files: Collection[str]) -> Features | None:
     """Find finished features; return None if they are unfinished, of another identity, or lack a file."""
     try:
-        described = json.loads(folder.read(FILE_NAME))
+        described = parse_json(folder.read(FILE_NAME))
         found = Features(folder, tuple(FeatureFile(**file) for file in described["files"]))
         is_same = described["identity"] == identity and {file.file for file in found.files} == {*files}
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):

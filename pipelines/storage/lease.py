@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from pipelines.machine.json_text import parse_json
 from pipelines.machine.proc import boot, is_process, namespace
 from pipelines.storage.folder import Location
 from pipelines.storage.locations import redacted_traceback
@@ -110,7 +111,7 @@ def _dead_ones(folder: Location, inside: str, own: str) -> list[str]:
 
 def _owner(folder: Location, path: str) -> dict[str, Any]:
     try:
-        values = json.loads(folder.read(path))
+        values = parse_json(folder.read(path))
     except (FileNotFoundError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}

@@ -2,7 +2,6 @@
 
 import gzip
 import itertools
-import json
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from pipelines.archives.archive import BadRecordError
 from pipelines.archives.checked_rows import CheckedRows
 from pipelines.archives.files import join
 from pipelines.archives.pixels.geotiff import read_file
+from pipelines.machine.json_text import parse_json
 from pipelines.storage.folder import Location
 from pipelines.storage.locations import is_url
 
@@ -127,8 +127,8 @@ def _read_one(path: str, indices: Mapping[str, int | None]) -> tuple[list[int], 
 def _read_json(path: str) -> dict[str, object]:
     content = read_file(path, _LARGEST_JSON)
     try:
-        values = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        values = parse_json(content)
+    except ValueError as error:
         raise BadRecordError(path, "malformed JSON", str(error)) from error
     return values if isinstance(values, dict) else {}
 

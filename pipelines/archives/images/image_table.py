@@ -9,7 +9,6 @@
 """
 
 import functools
-import json
 import re
 import textwrap
 import uuid
@@ -30,6 +29,7 @@ from pipelines.archives.images.class_folders import SPLIT_OF_NAME
 from pipelines.archives.images.parquet_files import ParquetRows, list_parquet_files, open_parquet, path_of
 from pipelines.archives.pixels.rgb_image import common_size, read_rgb, upright_size
 from pipelines.archives.stratified import assign_splits, check_split
+from pipelines.machine.json_text import parse_json
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup, Task
 
 KIND = "table"
@@ -281,7 +281,7 @@ def _folder_values(file: str) -> dict[str, str]:
 def _names(schema: pa.Schema, column: str) -> list[str] | None:
     """Return the names of the classes in Hugging Face's metadata: `ClassLabel`, or a sequence of it."""
     try:
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        features = parse_json((schema.metadata or {})[b"huggingface"])["info"]["features"]
         feature = features[column]
         feature = feature[0] if isinstance(feature, list) else feature.get("feature", feature)
         return [str(name) for name in feature["names"]]

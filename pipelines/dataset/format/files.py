@@ -1,6 +1,5 @@
 """The names of a dataset's files. Only files that are ours are ever replaced or removed."""
 
-import json
 import os
 import re
 from collections.abc import Callable, Collection
@@ -10,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from pipelines.dataset.format.manifest import FILE_NAME, Manifest
+from pipelines.machine.json_text import parse_json
 from pipelines.storage.folder import Location
 from pipelines.storage.inventory import final_name, progress_pattern, refuse_foreign
 from pipelines.storage.lease import PROGRESS_FOLDER
@@ -150,7 +150,7 @@ def dataset_around(place: Path) -> Path | None:
     place = place.resolve()
     for folder in (place, *place.parents):
         with suppress(OSError, ValueError, AttributeError, TypeError):  # no such file, or a file of another kind
-            splits = json.loads((folder / FILE_NAME).read_bytes()).get("splits", ())
+            splits = parse_json((folder / FILE_NAME).read_bytes()).get("splits", ())
             if any((folder / name).is_dir() for name in splits):
                 return folder
     return None

@@ -9,11 +9,12 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from pipelines.machine.console import escape
+from pipelines.machine.json_text import parse_json
 from pipelines.sample import ImageGroup, Task
 from pipelines.storage.folder import Location
 from pipelines.storage.locations import is_inside
@@ -21,6 +22,8 @@ from pipelines.storage.locations import is_inside
 FILE_NAME = "dataset.json"
 FORMAT_VERSION = 2
 _DIGEST_KEY = "digest"
+_Count = Annotated[int, Field(ge=0, le=2**40)]
+_Name = Annotated[str, Field(pattern=r"^\w[\w-]*$")]
 
 
 class _Part(BaseModel):
@@ -32,9 +35,9 @@ class Shard(_Part):
 
     file: str
     """Path relative to the dataset's folder."""
-    row_groups: tuple[int, ...]
+    row_groups: tuple[_Count, ...]
     """Number of rows of each row group, in file order."""
-    size: int
+    size: _Count
     """File size in bytes."""
     content_digest: str
     """SHA-256 of the plain columns, which include every row's checksum (`columns.plain_values`)."""
@@ -56,7 +59,7 @@ class Split(_Part):
     """One split: its files in reading order, and the number of samples of each class."""
 
     shards: tuple[Shard, ...]
-    class_counts: tuple[int, ...]
+    class_counts: tuple[_Count, ...]
 
     @property
     def rows(self) -> int:
@@ -80,7 +83,7 @@ class Manifest(_Part):
     task: Task
     class_names: tuple[str, ...]
     groups: tuple[ImageGroup, ...]
-    splits: dict[str, Split]
+    splits: dict[_Name, Split]
     statistics: dict[str, BandStatistics]
     """Statistics by image group."""
     settings: dict[str, int]
@@ -161,14 +164,14 @@ def read_manifest(dataset: Location | Path | str) -> Manifest:
             "or point dataset.path at one"
         ) from None
     try:
-        values = json.loads(data)
+        values = parse_json(data)
         version = values["format_version"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged: no JSON object with a format_version ({error!r})") from None
     if version != FORMAT_VERSION:
         raise ValueError(
-            f"{path} has format version {version}, this program reads {FORMAT_VERSION}: remove the dataset and run "
-            "`groundswell prepare` again"
+            f"{path} has format version {str(version)[:20]}, this program reads {FORMAT_VERSION}: remove the dataset "
+            "and run `groundswell prepare` again"
         )
     stated, found = values.pop(_DIGEST_KEY, None), _digest(values)
     if stated != found:

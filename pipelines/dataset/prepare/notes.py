@@ -23,6 +23,7 @@ from pipelines.dataset.format.files import NOTES_FILE, REJECTED_FILE, note_name
 from pipelines.dataset.format.manifest import Manifest, Shard, Split
 from pipelines.dataset.format.statistics import BandSums
 from pipelines.dataset.prepare.identity import Identity
+from pipelines.machine.json_text import parse_json
 from pipelines.sample import TRAINING_SPLIT
 from pipelines.storage.folder import Location
 from pipelines.storage.inventory import read_marker, read_markers
@@ -66,7 +67,7 @@ def read_earlier_notes(dataset: Location, shards: Iterable[str]) -> dict[str, tu
     """Read the results of `write_earlier_note`: the content of each shard, and its samples."""
 
     def read(content: bytes) -> tuple[WrittenShard, bytes]:
-        return _read(content), base64.b64decode(json.loads(content)["samples"])
+        return _read(content), base64.b64decode(parse_json(content)["samples"])
 
     return read_markers(dataset, {shard: note_name(shard, earlier=True) for shard in shards}, read)
 
@@ -82,7 +83,7 @@ def read_all_notes(dataset: Location) -> tuple[Identity, dict[str, WrittenShard]
     try:
         identity, *lines = gzip.decompress(dataset.read(NOTES_FILE)).decode().split("\n")
         notes = [_read(line) for line in lines]
-        return Identity.from_json(json.loads(identity)), {written.shard.file: written for written in notes}
+        return Identity.from_json(parse_json(identity)), {written.shard.file: written for written in notes}
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
         return None
 
@@ -176,7 +177,7 @@ def _values(written: WrittenShard) -> dict[str, Any]:
 
 
 def _read(content: str | bytes) -> WrittenShard:
-    values = json.loads(content)
+    values = parse_json(content)
     sums = {
         name: BandSums(
             value["count"],

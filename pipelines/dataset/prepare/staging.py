@@ -24,6 +24,7 @@ from pipelines.dataset.format.files import (
 )
 from pipelines.dataset.format.manifest import FILE_NAME, Manifest, read_manifest, write_manifest
 from pipelines.dataset.prepare.identity import Identity
+from pipelines.machine.json_text import parse_json
 from pipelines.machine.proc import is_mount_point
 from pipelines.storage.folder import Location
 from pipelines.storage.inventory import MARK_FILE, is_lease, markers_in
@@ -62,7 +63,7 @@ def read_mark(folder: Location) -> StagingMark | None:
         ValueError: The mark is damaged.
     """
     try:
-        values = json.loads(folder.read(MARK_FILE))
+        values = parse_json(folder.read(MARK_FILE))
         known = {each.name: values[each.name] for each in fields(StagingMark)}
         mark = StagingMark(**{**known, "identity": Identity.from_json(known["identity"])})
         for name in mark.removing:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipelines.machine.json_text import parse_json
 from pipelines.scoring.output.output import ACCEPTANCE_FILE, CONVERTED_FILE
 from pipelines.scoring.predict.convert import Acceptance, Reference, check_accepted, convert
 from pipelines.scoring.predict.model import ModelDescription
@@ -102,7 +103,7 @@ def converted_model(
 def _read(output: Location, made_of: dict[str, Any]) -> ConvertedModel | None:
     """Return the stored model if it is whole and has the same sources."""
     try:
-        described = json.loads(output.read(ACCEPTANCE_FILE))
+        described = parse_json(output.read(ACCEPTANCE_FILE))
         if described["made_of"] != made_of:
             return None
         found = ConvertedModel(output.read(CONVERTED_FILE), Acceptance(**described["acceptance"]), made_of)

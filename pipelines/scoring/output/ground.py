@@ -21,6 +21,7 @@ from rasterio.errors import NotGeoreferencedWarning, RasterioError
 
 from pipelines.dataset.format.files import relation
 from pipelines.dataset.report.tables import shorten
+from pipelines.machine.json_text import parse_json
 from pipelines.sample import ImageGroup
 from pipelines.scoring.output.ground_geometry import GroundPredictions, cell_of, patch_metres, raster_of, rings_of
 from pipelines.scoring.output.output import FILE_NAME
@@ -122,7 +123,7 @@ def read_ground(output: Location, groups: Sequence[ImageGroup], tile: str | None
         ValueError: The size of a patch is unknown, or no prediction has a location, or none is in the tile.
     """
     metres = patch_metres(groups)
-    manifest = json.loads(output.read(FILE_NAME))
+    manifest = parse_json(output.read(FILE_NAME))
     names = tuple(manifest["class_names"])
     tables, tiles, rows, unplaced = [], set(), 0, 0
     for part in manifest["parts"]:

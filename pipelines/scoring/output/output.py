@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from pydantic import TypeAdapter
 
 from pipelines.archives.archive import REJECTED_SCHEMA
+from pipelines.machine.json_text import parse_json
 from pipelines.scoring.parts import Part
 from pipelines.scoring.source import Source
 from pipelines.storage.folder import Location
@@ -126,7 +127,7 @@ def read_identity(output: Location) -> Identity | None:
     """
     for name in (FILE_NAME, MARK_FILE):
         try:
-            identity: Identity = json.loads(output.read(name))["identity"]
+            identity: Identity = parse_json(output.read(name))["identity"]
             return identity
         except (FileNotFoundError, NotADirectoryError):
             continue
@@ -184,7 +185,7 @@ def _whole(parts: Iterable[WrittenPart], output: Location, files: Collection[str
 def _of_manifest(output: Location) -> list[WrittenPart]:
     """Return the parts that a finished folder lists, with their rejected samples."""
     try:
-        parts = json.loads(output.read(FILE_NAME))["parts"]
+        parts = parse_json(output.read(FILE_NAME))["parts"]
         rejected = pq.read_table(pa.BufferReader(output.read(REJECTED_FILE))).to_pylist()
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
         return []

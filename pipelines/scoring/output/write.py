@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from pipelines.archives.archive import BadRecordError
 from pipelines.dataset.prepare.shard import rejection
+from pipelines.machine.json_text import parse_json
 from pipelines.sample import Task
 from pipelines.scoring.output.output import DELTA_LOG_FILE, NOT_FINITE, WrittenPart, write_note
 from pipelines.scoring.parts import KNOWN_SCHEMA, Part, SampleBatch
@@ -203,7 +204,7 @@ def write_delta_log(output: Location, parts: Sequence[WrittenPart], description:
             temporary, Schema.from_arrow(PREDICTION_SCHEMA), actions, name="predictions", description=description
         )
         lines = Path(temporary, DELTA_LOG_FILE).read_text().splitlines()
-    committed = json.loads(lines[0])
+    committed = parse_json(lines[0])
     committed["commitInfo"]["operationParameters"]["location"] = str(output)
     output.make(str(PurePosixPath(DELTA_LOG_FILE).parent))
     output.write(DELTA_LOG_FILE, "\n".join([json.dumps(committed), *lines[1:], ""]).encode())

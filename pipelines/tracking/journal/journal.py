@@ -14,6 +14,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
 
+from pipelines.machine.json_text import parse_json
 from pipelines.storage.locations import is_inside
 from pipelines.storage.whole_files import copy_folder, remove_if_empty, sync_to_disk, takes_whole_files_only
 
@@ -92,7 +93,7 @@ class Journal:
         lines = self._read_lines()
         if restart_step is not None:
             self._checkpoint_step = restart_step
-            lines = [line for line in lines if json.loads(line)["after_step"] <= restart_step]
+            lines = [line for line in lines if parse_json(line)["after_step"] <= restart_step]
         self._file = self._begin(lines)
 
     def append(self, kind: Kind, content: Mapping[str, Any], *, after_step: int, path: str = "") -> None:
@@ -164,7 +165,7 @@ class Journal:
     def content(self, entry: Entry) -> dict[str, Any]:
         """Return the content of an entry."""
         with self._lock:
-            return dict(json.loads(self._line(entry))["content"])
+            return dict(parse_json(self._line(entry))["content"])
 
     def _line(self, entry: Entry) -> bytes:
         """Return the line of an entry, without its end."""
@@ -253,7 +254,7 @@ class Journal:
         lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []  # a line without an end is incomplete
         entries: dict[int, bytes] = {}
         for line in lines:
-            values = json.loads(line)
+            values = parse_json(line)
             if "entry" in values:
                 entries[values["entry"]] = line
             elif "delivered" in values:
@@ -265,7 +266,7 @@ class Journal:
     def _begin(self, lines: list[bytes]) -> FileIO:
         """Make these entries the pending ones, and replace the old file by a file with them."""
         for line in lines:
-            values = json.loads(line)
+            values = parse_json(line)
             entry = Entry(values["entry"], values["kind"], values["after_step"], values["path"])
             if not self._is_of_this_run(entry, values["content"]):
                 named = f"{values['content'].get(entry.kind)!r}, which is no {entry.kind} of this run"

@@ -13,6 +13,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 from mlflow.utils.validation import MAX_TAG_VAL_LENGTH
 
+from pipelines.machine.json_text import parse_json
 from pipelines.tracking.models.model_metadata import ModelMetadata
 from pipelines.tracking.models.models import known_uri, using_store
 from pipelines.tracking.models.registry import REGISTERED, name_in
@@ -66,7 +67,7 @@ def find_model(uri: str) -> ServedModel:
     if not metadata.class_names or info.signature is None:
         raise ValueError(f"{uri} was not logged by groundswell: its metadata has no class_names")
     stored = (tags or {}).get(_tag(model_id))
-    thresholds = metadata.thresholds if stored is None else tuple(json.loads(stored))
+    thresholds = metadata.thresholds if stored is None else tuple(parse_json(stored))
     inputs = {
         spec.name: (tuple(int(size) for size in spec.shape[1:]), str(spec.type)) for spec in info.signature.inputs
     }

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.machine.json_text import parse_json
 from pipelines.storage.folder import Location
 from pipelines.training.checkpoint.files import (
     Arrays,
@@ -296,7 +297,7 @@ def _warn_of_damage(path: Location, error: Exception) -> None:
 
 
 def _read_state(path: Location, file: Mapping[str, NDArray[Any]]) -> TrainingState:
-    header = json.loads(file[_STATE].tobytes())
+    header = parse_json(file[_STATE].tobytes())
     version = header.pop("format_version")
     if version != FORMAT_VERSION:
         raise UnknownFormatError(

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.machine.json_text import parse_json
 from pipelines.storage.whole_files import new_file
 from pipelines.tracking.journal.writer import RunWriter
 from pipelines.tracking.store import revision
@@ -77,7 +78,7 @@ def _texts(history: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 def _read(folder: Path) -> tuple[dict[str, str], list[dict[str, Any]], bool]:
     """Return the settings, the changes, and whether this version of the package wrote them."""
-    values: dict[str, Any] = json.loads((folder / FILE_NAME).read_text())
+    values: dict[str, Any] = parse_json((folder / FILE_NAME).read_text())
     return values["now"], values["changes"], values["version"] == revision.package_version()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.machine.json_text import parse_json
 from pipelines.storage.folder import Location
 
 PHASES = {
@@ -135,7 +136,7 @@ class PhaseTable:
 
     def _read(self) -> list[dict[str, Any]]:
         try:
-            epochs: list[dict[str, Any]] = json.loads(self._folder.read(FILE_NAME))
+            epochs: list[dict[str, Any]] = parse_json(self._folder.read(FILE_NAME))
         except FileNotFoundError:
             return []
         except ValueError as error:

@@ -11,6 +11,7 @@ import numpy as np
 
 from conf.sections.training import WarmStartConfig
 from pipelines.dataset.format.manifest import Manifest
+from pipelines.machine.json_text import parse_json
 from pipelines.storage.folder import Location
 from pipelines.tracking.models.models import load_model, model_metadata
 from pipelines.training.checkpoint.state import read_arrays
@@ -84,7 +85,7 @@ def read_weights(config: WarmStartConfig) -> "TrainedWeights":
     optimizer = re.compile(rf"{state.settings['optimizer.name']}(_\d+)?\.")
     named = [(name.partition(":")[2], value) for name, value in arrays.items()]
     found = _by_name((name, value) for name, value in named if not optimizer.match(name))
-    return TrainedWeights(found, *(json.loads(state.settings[key]) for key in (_BANDS, _CLASSES)))
+    return TrainedWeights(found, *(parse_json(state.settings[key]) for key in (_BANDS, _CLASSES)))
 
 
 def begin_with(

@@ -1,6 +1,5 @@
 """Horovod's own timeline of some steps: functions to start, stop and read it, on the clock of rank 0."""
 
-import json
 import os
 import threading
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import horovod.tensorflow as hvd
 
+from pipelines.machine.json_text import parse_json
 from pipelines.machine.proc import seconds_of_threads
 from pipelines.training.tracing.spans import Event
 
@@ -86,7 +86,7 @@ def read_timeline(file: Path) -> list[Event]:
     begin, tensors = 0.0, dict[int, str]()
     opened: dict[int, list[Event]] = defaultdict(list)
     events: list[Event] = []
-    for line in json.loads(text):
+    for line in parse_json(text):
         arguments, thread = line.get("args", {}), line.get("pid", 0)
         if line["ph"] == "M":
             begin = _MICRO * arguments.get("start_time_since_epoch_in_micros", begin / _MICRO)

@@ -1,5 +1,6 @@
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,10 @@ def test_a_folder_without_manifest_is_not_a_dataset(tmp_path: Path) -> None:
         read_manifest(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", with_digest({"format_version": 2}), "\xff"])
+DEEP = ["[" * 200_000, '{"format_version":' + "[" * 50_000 + "]" * 50_000 + "}"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", with_digest({"format_version": 2}), "\xff", *DEEP], ids=len)
 def test_a_damaged_manifest_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "dataset.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=r"dataset\.json is damaged"):
@@ -140,3 +144,27 @@ def test_a_shard_is_listed_once() -> None:
 def test_band_names_must_match_the_shape() -> None:
     with pytest.raises(ValueError, match="2 band names"):
         ImageGroup("x", (2, 2, 1), "uint8", ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("splits/train/shards/0/row_groups", [2**62]),
+        ("splits/train/shards/0/row_groups", [-5]),
+        ("splits/train/shards/0/size", -1),
+        ("splits/train/class_counts", [-1, 2]),
+        ("splits/../x", {"shards": [], "class_counts": [0, 0]}),
+        ("splits/a\0b", {"shards": [], "class_counts": [0, 0]}),
+        ("groups/0/shape", [10**6, 10**6, 1]),
+        ("groups/0/shape", [-2, -2, 1]),
+    ],
+)
+def test_numbers_and_names_that_no_dataset_has_are_refused(
+    tmp_path: Path, changed: Callable[..., dict[str, Any]], path: str, value: Any
+) -> None:
+    values = {name: part for name, part in json.loads(manifest_json(MANIFEST)).items() if name != "digest"}
+    name = path.removeprefix("splits/")
+    hostile = {**values, "splits": {name: value}} if isinstance(value, dict) else changed(values, path, value)
+    (tmp_path / "dataset.json").write_text(with_digest(hostile))
+    with pytest.raises(ValueError, match=r"dataset\.json is damaged: "):
+        read_manifest(tmp_path)
