@@ -79,8 +79,9 @@ def test_processes_are_measured(project: Path, end: str) -> None:
     ],
 )
 def test_a_line_has_its_tests(project: Path, text: str, tests: list[str]) -> None:
-    found = Guards(project / "measured").tests_of(place_of(project, text), project)
-    assert sorted(found) == [f"test_product.py::test_{name}" for name in tests]
+    assert sorted(Guards(project / "measured").tests_of(place_of(project, text), project)) == [
+        f"test_product.py::test_{name}" for name in tests
+    ]
 
 
 def place_of(project: Path, text: str, new: str = "") -> Place:

@@ -185,14 +185,12 @@ def settings_text(method):
 def main():
     """Read the arguments and run."""
     parser = command(__doc__, "two methods on a few invented images, without results")
-    chosen = SMOKE_METHODS if IS_SMOKE else list(METHODS)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=chosen)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=SMOKE_METHODS if IS_SMOKE else list(METHODS))
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) if arguments.smoke else arguments.results
-        run_and_show(arguments.methods, arguments.seeds, folder)
+        run_and_show(arguments.methods, arguments.seeds, Path(temporary) if arguments.smoke else arguments.results)
 
 
 def run_and_show(methods, seeds, folder):

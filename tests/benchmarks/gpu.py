@@ -118,8 +118,7 @@ def run_tensorflow(row: Row) -> dict[str, float]:
     """One training step as a graph of TensorFlow, compiled by XLA."""
     import tensorflow as tf
 
-    device = tf.config.list_physical_devices("GPU")[0]
-    tf.config.experimental.set_memory_growth(device, True)
+    tf.config.experimental.set_memory_growth(tf.config.list_physical_devices("GPU")[0], True)
     model, optimizer, loss, images, targets = built(row)
     images, targets = {name: tf.constant(value) for name, value in images.items()}, tf.constant(targets)
     variables = model.trainable_variables

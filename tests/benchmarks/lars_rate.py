@@ -79,8 +79,7 @@ def accuracy(rate, trust, seed, *, most_steps):
         chosen = order[number % steps * BATCH_SIZE :][:BATCH_SIZE]
         optimizer.learning_rate = schedule(number)
         step(images[chosen], targets[chosen])
-    answers = np.argmax(model(other_images, training=False), -1)
-    return 100 * float((answers == np.argmax(other_targets, -1)).mean())
+    return 100 * float((np.argmax(model(other_images, training=False), -1) == np.argmax(other_targets, -1)).mean())
 
 
 def main():

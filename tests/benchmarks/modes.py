@@ -145,8 +145,7 @@ def seconds_after_a_death(
     died = (done.folder / "death").path.stat().st_mtime
     points = MlflowClient().get_metric_history(done.run.run_id, "train/step_loss")
     ended = sorted(point.timestamp / 1000 for point in points)[1:]
-    before = [at for at in ended if at < died]
-    steps = [later - earlier for earlier, later in itertools.pairwise(before)]
+    steps = [later - earlier for earlier, later in itertools.pairwise([at for at in ended if at < died])]
     return min(at for at in ended if at > died) - died, statistics.median(steps)
 
 

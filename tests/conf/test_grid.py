@@ -119,8 +119,10 @@ def test_a_grid_that_cannot_be_read(tmp_path: Path, name: str, error: type[Excep
 
 
 def test_every_file_is_one_of_them() -> None:
-    files = {path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.yaml")}
-    assert files == {*BASES, *BASES.values()}
+    assert {path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.yaml")} == {
+        *BASES,
+        *BASES.values(),
+    }
 
 
 @pytest.mark.parametrize("name", sorted({*BASES.values()}))

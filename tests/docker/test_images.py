@@ -145,15 +145,15 @@ def test_labels_are_the_versions_that_are_installed(variant: str) -> None:
     locked = locked_versions(DOCKER / lock[variant])
     locked["tensorflow"] = locked.get("tensorflow") or locked.get("tensorflow-cpu", "")
     *_, last = stages(DOCKER / f"{variant}.Dockerfile")
-    text = " ".join(value for name, value in last if name == "LABEL")
-    labels = dict(re.findall(r'([\w.]+)="([^"]*)"', text))
+    labels = dict(re.findall(r'([\w.]+)="([^"]*)"', " ".join(value for name, value in last if name == "LABEL")))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     described = {"title": f"groundswell-{variant}", "version": project["version"], "licenses": project["license"]}
     assert {name: labels.pop(f"org.opencontainers.image.{name}") for name in described} == described
     assert f"python:{labels.pop('groundswell.python')}-slim" in last[0][1]
     if variant != "mlflow":
-        run = " ".join(value for name, value in last if name == "RUN")
-        assert f"openjdk-{labels.pop('groundswell.java')}-jre-headless" in run
+        assert f"openjdk-{labels.pop('groundswell.java')}-jre-headless" in " ".join(
+            value for name, value in last if name == "RUN"
+        )
         assert {"groundswell.tensorflow", "groundswell.horovod", "groundswell.pyspark"} < labels.keys()
     assert labels == {name: locked[name.removeprefix("groundswell.")] for name in labels}
 
@@ -242,8 +242,9 @@ def test_horovod_recipes_of_cpu_and_gpu_agree() -> None:
     cpu = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]
     gpu = tomllib.loads((DOCKER / "horovod" / "gpu.toml").read_text())
     assert gpu["dependency-metadata"] == cpu["dependency-metadata"]
-    tensorflow = [name.replace("tensorflow-cpu", "tensorflow") for name in cpu["extra-build-dependencies"]["horovod"]]
-    assert gpu["extra-build-dependencies"]["horovod"] == tensorflow
+    assert gpu["extra-build-dependencies"]["horovod"] == [
+        name.replace("tensorflow-cpu", "tensorflow") for name in cpu["extra-build-dependencies"]["horovod"]
+    ]
     variables = gpu["extra-build-variables"]["horovod"]
     assert cpu["extra-build-variables"]["horovod"].items() <= variables.items()
     assert variables["HOROVOD_GPU_OPERATIONS"] == "NCCL"

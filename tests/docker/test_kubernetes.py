@@ -130,8 +130,7 @@ def test_plain_manifests_fit_kubernetes(document: Document) -> None:
 def test_mistakes_in_plain_manifests_are_found(
     changed: Callable[..., Document], kind: str, path: str, value: Any
 ) -> None:
-    document = next(each for _, each in PLAIN if each["kind"] == kind)
-    assert plain_mistake(changed(document, path, value)) != ""
+    assert plain_mistake(changed(next(each for _, each in PLAIN if each["kind"] == kind), path, value)) != ""
 
 
 def test_every_executor_has_one_rank_and_the_command_is_one_of_ours(application: Document) -> None:

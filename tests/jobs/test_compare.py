@@ -44,8 +44,10 @@ def test_a_report_with_tables_and_a_file_for_elsewhere(
 def test_children_are_left_out_unless_they_are_asked_for(record: Record, error_line: Callable[..., str]) -> None:
     record("family", "training.seed=1", parent=record("family", source="groundswell grid"))
     record("family", source="groundswell find-rate")
-    expected = "experiment 'family' has only trainings that are children of other runs, such as the cells of a grid (1)"
-    assert expected in error_line("compare", "--experiment", "family")
+    assert (
+        "experiment 'family' has only trainings that are children of other runs, such as the cells of a grid (1)"
+        in error_line("compare", "--experiment", "family")
+    )
     assert cli.execute(["compare", "--experiment", "family", "--children", "--save", "runs.json"]) == 0
     assert [run.settings["training.seed"] for run in read_runs(Path("runs.json"))] == ["1"]
 
@@ -114,8 +116,9 @@ def test_saved_trainings_replace_no_other_file(record: Record, folder: Path, err
     assert cli.execute([*command, "runs.json"]) == 0
     keep_results(folder)
     before = (folder / "results.jsonl").read_bytes()
-    expected = "--save results.jsonl would replace results.jsonl, which groundswell"
-    assert expected in error_line(*command, "results.jsonl")
+    assert "--save results.jsonl would replace results.jsonl, which groundswell" in error_line(
+        *command, "results.jsonl"
+    )
     assert (folder / "results.jsonl").read_bytes() == before
     shutil.rmtree(folder / "comparison")
     (folder / "dataset" / "train").mkdir(parents=True)

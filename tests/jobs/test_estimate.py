@@ -45,8 +45,10 @@ def test_a_file_becomes_a_table_a_picture_and_a_result(folder: Path, capsys: pyt
     assert [row["workers"] for row in rows if row["codec"] == "none"] == ["1", "2", "8", "1", "2", "8", "1024"]
     assert all(float(row["predicted_step_seconds_low"]) <= float(row["predicted_step_seconds_high"]) for row in rows)
     assert (folder / "estimate" / "estimate.png").read_bytes().startswith(b"\x89PNG")
-    metrics = json.loads((folder / "result.json").read_text())["metrics"]
-    assert set(metrics) == {"predicted/step_seconds", "predicted/images_per_second"}
+    assert set(json.loads((folder / "result.json").read_text())["metrics"]) == {
+        "predicted/step_seconds",
+        "predicted/images_per_second",
+    }
 
 
 def test_hosts_with_several_workers_share_a_link(folder: Path) -> None:

@@ -233,8 +233,7 @@ def test_an_alias_counts_by_the_version_that_it_means(monkeypatch: pytest.Monkey
 def test_ctrl_c_ends_the_grid_and_the_same_command_continues(run: Run, trainer: Trainer, tmp_path: Path) -> None:
     trainer.ends = {1: KeyboardInterrupt()}
     assert "to continue: groundswell grid" in run(SEEDS, "--result", "result.json", code=130)
-    result = json.loads((tmp_path / "result.json").read_text())
-    assert trainer.client.get_run(result["run_id"]).info.status == "KILLED"
+    assert trainer.client.get_run(json.loads((tmp_path / "result.json").read_text())["run_id"]).info.status == "KILLED"
     run(SEEDS)
     assert (trainer.trained, [line.resumed for line in lines(tmp_path)]) == ([0, 1, 1, 2], [False, True, False])
 

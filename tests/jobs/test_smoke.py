@@ -59,8 +59,9 @@ def trained(
 
 def test_the_job_in_sparks_page_has_the_runs_name(spark: SparkSession, trained: tuple[TrainedRun, RunConfig]) -> None:
     jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
-    descriptions = [str(jobs.apply(number).description()) for number in range(jobs.size())]
-    assert f"Some(groundswell train: {RUN_NAME})" in descriptions
+    assert f"Some(groundswell train: {RUN_NAME})" in [
+        str(jobs.apply(number).description()) for number in range(jobs.size())
+    ]
 
 
 def test_the_run_holds_what_a_reader_looks_for(
@@ -124,8 +125,10 @@ def test_checkpoints_are_kept_and_what_is_sent_is_counted(
     trained: tuple[TrainedRun, RunConfig], store_of_module: str
 ) -> None:
     result, _ = trained
-    names = [path.name for path in list_checkpoints(result.folder / "checkpoints")]
-    assert names == ["step-00000004.npz", "step-00000008.npz"]
+    assert [path.name for path in list_checkpoints(result.folder / "checkpoints")] == [
+        "step-00000004.npz",
+        "step-00000008.npz",
+    ]
     assert result.summary.checkpoint.endswith("step-00000008.npz")
     logged = MlflowClient(store_of_module).get_run(result.run.run_id).data.metrics["exchange/payload_bytes"]
     # Every gradient in float32.
@@ -148,8 +151,9 @@ def test_evaluation_scores_the_test_split(trained: tuple[TrainedRun, RunConfig],
     others = ("top_", "val_ema/", "test_ema/", "train/skipped_steps", "train/image_height", "time/idle_share")
     others += ("exchange/staleness", "exchange/dropped_share", "exchange/step_gap_max", "range_test/")
     others += ("share_of_peak", "_to_target")
-    written = {name for name in stored if not name.startswith("system/")} - {"summary/share_of_peak"}
-    assert written == {name for name in metrics.described() if not any(part in name for part in others)}
+    assert ({name for name in stored if not name.startswith("system/")} - {"summary/share_of_peak"}) == {
+        name for name in metrics.described() if not any(part in name for part in others)
+    }
 
 
 @pytest.mark.long

@@ -100,8 +100,7 @@ def identity(images: Any, seeds: Any) -> Any:
 
 def augment(name: str, **settings: Any) -> Any:
     """Let an augmentation of the table change images."""
-    layer = AUGMENTATIONS[name](**settings)
-    return layer(batch("multi_label")[0], np.arange(SAMPLES, dtype=np.int32), training=True)  # type: ignore[misc]
+    return AUGMENTATIONS[name](**settings)(batch("multi_label")[0], np.arange(SAMPLES, dtype=np.int32), training=True)  # type: ignore[misc]
 
 
 REFUSED: dict[str, Callable[[], Any]] = {

@@ -50,8 +50,9 @@ def test_training_writes_there_and_is_resumed_and_exported_from_there(
     assert second["run_id"] == first["run_id"]
     assert second["checkpoint"] > first["checkpoint"]
     assert json.loads(place.read("run.json"))["status"] == "FINISHED"
-    losses = MlflowClient(mlflow_store).get_metric_history(first["run_id"], "train/loss")
-    assert len(losses) == 2, "every epoch is recorded once"
+    assert len(MlflowClient(mlflow_store).get_metric_history(first["run_id"], "train/loss")) == 2, (
+        "every epoch is recorded once"
+    )
 
     groundswell(tmp_path / "third", "export", "--run", first["run_id"], "--output", output, "--result", str(result))
     assert json.loads(result.read_text())["model_uri"].startswith(f"runs:/{first['run_id']}/")

@@ -87,8 +87,7 @@ def plot_scaling(rows, file):
             chosen = [row for row in rows if row["link"] == link and row["codec"] == codec]
             ranks = [row["ranks"] for row in chosen]
             axes.plot(ranks, [row["predicted"] for row in chosen], "--", color=colour, label=f"{codec}, predicted")
-            measured = [row["measured"] for row in chosen]
-            axes.plot(ranks, measured, "o", color=colour, label=f"{codec}, measured")
+            axes.plot(ranks, [row["measured"] for row in chosen], "o", color=colour, label=f"{codec}, measured")
         axes.axvspan(1.7, 2.3, color="grey", alpha=0.15, linewidth=0)
         axes.annotate("fitted here", (2, 0.97), xycoords=("data", "axes fraction"), ha="center", va="top", fontsize=8)
         axes.set(xlabel="ranks", ylabel="seconds per step", title=f"{link.removeprefix('mbit_')} Mbit/s")

@@ -117,8 +117,7 @@ def train(
             threads = [thread for thread in threading.enumerate() if thread.name in _THREADS]
             trained = Trained(driver.run, driver.folder, points, ended - started, watch.seconds, _processor(threads), 0)
             sampler.close()
-            log = partial(log_small_model, driver.run)
-            _, reason = record.write_end({}, {}, steps=epochs * steps, log_model=log)
+            _, reason = record.write_end({}, {}, steps=epochs * steps, log_model=partial(log_small_model, driver.run))
         driver.finish(TrainingSummary("", [{}], "step.npz", 1, not_recorded=reason))
     assert trained is not None
     trained.end_seconds = time.perf_counter() - ended

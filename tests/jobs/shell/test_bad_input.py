@@ -101,8 +101,9 @@ def test_settings_that_cannot_be_used(
 
 
 def test_more_workers_than_slots(error_of: Callable[..., str], small_dataset: Path) -> None:
-    line = error_of("train", f"dataset.path={small_dataset}", "launch.num_workers=3", code=4)
-    assert "3 workers do not fit 2 slots" in line
+    assert "3 workers do not fit 2 slots" in error_of(
+        "train", f"dataset.path={small_dataset}", "launch.num_workers=3", code=4
+    )
 
 
 @pytest.mark.parametrize(
@@ -140,8 +141,9 @@ def dataset_copy(small_dataset: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(("split", "verb"), [("train", "train"), ("validation", "train"), ("test", EVALUATE)])
 def test_a_shard_that_is_missing(error_of: Callable[..., str], dataset_copy: Path, split: str, verb: str) -> None:
     (dataset_copy / split / "part-00000.parquet").unlink()
-    line = error_of(verb, f"dataset.path={dataset_copy}")
-    assert f"{split}/part-00000.parquet is missing: the same `groundswell prepare` command writes" in line
+    assert f"{split}/part-00000.parquet is missing: the same `groundswell prepare` command writes" in error_of(
+        verb, f"dataset.path={dataset_copy}"
+    )
 
 
 def test_a_cache_of_less_than_three_row_groups(
@@ -152,8 +154,9 @@ def test_a_cache_of_less_than_three_row_groups(
     pq.write_table(pq.read_table(path), path, compression="zstd", row_group_size=rows)
     size = path.stat().st_size
     edit_manifest(dataset_copy, lambda values: values["splits"]["validation"]["shards"][0].update(size=size))
-    line = error_of("train", f"dataset.path={dataset_copy}", "reader.cache_limit_gib=0.0001")
-    assert "reader.cache_limit_gib=0.0001 is less than three row groups" in line
+    assert "reader.cache_limit_gib=0.0001 is less than three row groups" in error_of(
+        "train", f"dataset.path={dataset_copy}", "reader.cache_limit_gib=0.0001"
+    )
 
 
 def test_class_names_that_were_swapped_by_hand(error_of: Callable[..., str], dataset_copy: Path) -> None:
@@ -169,8 +172,9 @@ def test_a_store_that_does_not_answer_is_told_before_spark_starts(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setattr(f"jobs.{verb.replace('-', '_')}.spark_session", None)
-    line = error_of(verb, f"dataset.path={small_dataset}", code=4)
-    assert "no answer from MLflow, see MLFLOW_TRACKING_URI: API request to" in line
+    assert "no answer from MLflow, see MLFLOW_TRACKING_URI: API request to" in error_of(
+        verb, f"dataset.path={small_dataset}", code=4
+    )
 
 
 @pytest.mark.parametrize("verb", ["train", "find-rate"])

@@ -178,8 +178,9 @@ def test_a_result_that_cannot_be_written_is_found_out_first(
 
 def test_the_master_is_spark_submits(monkeypatch: pytest.MonkeyPatch, error_line: Callable[..., str]) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
-    line = error_line("train", "--config", "smoke", settings=["launch.master=local[2]"])
-    assert "--set launch.master has no effect: spark-submit has chosen the master" in line
+    assert "--set launch.master has no effect: spark-submit has chosen the master" in error_line(
+        "train", "--config", "smoke", settings=["launch.master=local[2]"]
+    )
 
 
 def test_without_java_one_line_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

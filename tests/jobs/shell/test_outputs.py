@@ -61,8 +61,9 @@ def test_a_place_of_something_else_is_refused_before_the_work(
 def test_results_of_a_grid_are_not_written_into_a_dataset(
     more: list[str], folder: Path, error_line: Callable[..., str]
 ) -> None:
-    line = error_line("grid", "--config", "smoke", "--grid", "g.yaml", "--results", "dataset/r.jsonl", *more)
-    assert "--results dataset/r.jsonl would write into the dataset" in line
+    assert "--results dataset/r.jsonl would write into the dataset" in error_line(
+        "grid", "--config", "smoke", "--grid", "g.yaml", "--results", "dataset/r.jsonl", *more
+    )
     assert not (folder / "dataset" / "r.jsonl").exists()
 
 

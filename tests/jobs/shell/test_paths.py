@@ -80,8 +80,9 @@ def test_no_argument_becomes_a_folder_of_its_spelling(
 def test_ordinary_paths_stay_as_they_were_typed(
     elsewhere: Path, verb: str, argument: str, typed: str, meaning: str
 ) -> None:
-    found = getattr(parser_of(verb).parse([f"--{argument}", typed]), argument)
-    assert str(found) == meaning.replace("FOLDER", str(elsewhere))
+    assert str(getattr(parser_of(verb).parse([f"--{argument}", typed]), argument)) == meaning.replace(
+        "FOLDER", str(elsewhere)
+    )
 
 
 @pytest.mark.parametrize("spelling", ["s3:/bucket/x", "dbfs:/x", "s3://bucket/x"])

@@ -57,8 +57,10 @@ def test_a_server_has_a_page_of_the_run(monkeypatch: pytest.MonkeyPatch, mlflow_
     assert (
         page_of(TrackedRun("databricks", run.run_id)) == f"https://workspace.example/ml/experiments/1/runs/{run.run_id}"
     )
-    server = TrackedRun("http://user:password@server:5000", run.run_id)
-    assert page_of(server) == f"http://***@server:5000/#/experiments/1/runs/{run.run_id}?{VIEW}"
+    assert (
+        page_of(TrackedRun("http://user:password@server:5000", run.run_id))
+        == f"http://***@server:5000/#/experiments/1/runs/{run.run_id}?{VIEW}"
+    )
 
 
 def test_a_server_that_does_not_answer_leaves_the_link_out(monkeypatch: pytest.MonkeyPatch) -> None:

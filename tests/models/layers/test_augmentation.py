@@ -137,8 +137,7 @@ def test_seeds_are_words_of_splitmix64():
     # The first words of SplitMix64 from state 1234567: word i = mix(state + i * increment), its top half the seed.
     state, increment = 1234567, 0x9E3779B97F4A7C15
     words, key = [6457827717110365317, 3203168211198807973, 9817491932198370423], mixed(mixed(0))
-    rows = [(state + i * increment - key) % 2**64 for i in range(3)]
-    seeds = augmentation_seeds(0, 0, np.array(rows, np.uint64))
+    seeds = augmentation_seeds(0, 0, np.array([(state + i * increment - key) % 2**64 for i in range(3)], np.uint64))
     assert seeds.view(np.uint32).tolist() == [word >> 32 for word in words]
 
 

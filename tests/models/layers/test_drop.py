@@ -116,8 +116,9 @@ def test_the_served_model_has_dropout_of_keras_and_predicts_the_same(tmp_path):
     served = with_probabilities(model, "single_label")
     np.testing.assert_array_equal(served(IMAGES), with_probabilities(plain, "single_label")(IMAGES))
     assert "groundswell" not in served.to_json()
-    rates = [layer.rate for layer in layers_of(served, keras.layers.Dropout)]
-    assert rates == pytest.approx([0.02 * block for block in range(1, 9)] + [0.3])
+    assert [layer.rate for layer in layers_of(served, keras.layers.Dropout)] == pytest.approx(
+        [0.02 * block for block in range(1, 9)] + [0.3]
+    )
     served.save(tmp_path / "model.keras")
     np.testing.assert_array_equal(keras.saving.load_model(tmp_path / "model.keras")(IMAGES), served(IMAGES))
 

@@ -30,8 +30,7 @@ def by_area(images, size):
     """Each pixel is repeated until the small pixels are blocks of whole ones."""
     for axis, small in ((1, size[0]), (2, size[1])):
         large, images = images.shape[axis], np.repeat(images, small, axis=axis)
-        shape = (*images.shape[:axis], small, large, *images.shape[axis + 1 :])
-        images = images.reshape(shape).mean(axis=axis + 1)
+        images = images.reshape((*images.shape[:axis], small, large, *images.shape[axis + 1 :])).mean(axis=axis + 1)
     return images
 
 
@@ -96,8 +95,7 @@ def test_what_is_served_has_whole_images_and_layers_of_keras_only():
     served = with_probabilities(build(), "single_label")
     assert not [layer for layer in served.layers if not type(layer).__module__.startswith("keras.")]
     with training_size((16, 16)):
-        expected = with_probabilities(build(resizes=False), "single_label")(IMAGES)
-        np.testing.assert_array_equal(served(IMAGES), expected)
+        np.testing.assert_array_equal(served(IMAGES), with_probabilities(build(resizes=False), "single_label")(IMAGES))
 
 
 def test_of_networks_by_import_path_those_that_end_with_a_mean_take_any_size(tmp_path, monkeypatch):

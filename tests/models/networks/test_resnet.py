@@ -14,8 +14,9 @@ def resnet50():
 
 def test_resnet50_has_the_parameters_of_the_paper(resnet50):
     # 25,557,032 of the three band, 1000 class original, with 9 more bands and another head.
-    expected = 25_557_032 + 7 * 7 * 9 * 64 - (2048 * 1000 + 1000) + (2048 * 19 + 19)
-    assert sum(int(np.prod(variable.shape)) for variable in resnet50.trainable_variables) == expected
+    assert sum(int(np.prod(variable.shape)) for variable in resnet50.trainable_variables) == (
+        25_557_032 + 7 * 7 * 9 * 64 - (2048 * 1000 + 1000) + (2048 * 19 + 19)
+    )
 
 
 @pytest.mark.parametrize(

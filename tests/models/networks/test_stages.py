@@ -26,8 +26,9 @@ def test_stages_are_cut_after_blocks_and_are_the_network_together(resnet: keras.
     for stage in found:
         passed = stage(passed)
     np.testing.assert_array_equal(passed, resnet(images, training=True))
-    parts = [id(variable) for stage in found for variable in stage.network.variables]
-    assert sorted(parts) == sorted(id(variable) for variable in resnet.variables), "each weight is in one stage"
+    assert sorted(id(variable) for stage in found for variable in stage.network.variables) == sorted(
+        id(variable) for variable in resnet.variables
+    ), "each weight is in one stage"
 
 
 def test_a_network_that_was_cut_is_saved_as_before(resnet: keras.Model, tmp_path: Any) -> None:

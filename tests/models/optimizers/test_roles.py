@@ -51,8 +51,9 @@ def test_roles_reach_into_nested_models_and_wrapped_layers_and_skip_frozen_ones(
     inputs = keras.Input((5, 3))
     features = keras.layers.TimeDistributed(inner)(inputs)
     frozen = keras.layers.BatchNormalization(name="frozen", trainable=False)
-    model = keras.Model(inputs, keras.layers.TimeDistributed(keras.layers.Dense(2))(frozen(features)))
-    assert variable_roles(model) == ["kernel", "bias", "gain", "shift", "kernel", "bias"]
+    assert variable_roles(
+        keras.Model(inputs, keras.layers.TimeDistributed(keras.layers.Dense(2))(frozen(features)))
+    ) == ["kernel", "bias", "gain", "shift", "kernel", "bias"]
 
 
 @pytest.mark.parametrize("roles", [[], ["bias"], ["gain", "shift"], ["kernel", "bias", "gain", "shift"]])

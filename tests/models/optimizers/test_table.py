@@ -22,8 +22,7 @@ CONFIGS = {
 
 
 def make(config, excluded=()):
-    chosen = {argument: list(excluded) for argument in config.roles()}
-    return OPTIMIZERS[config.name](**chosen, **config.arguments())
+    return OPTIMIZERS[config.name](**{argument: list(excluded) for argument in config.roles()}, **config.arguments())
 
 
 def test_there_is_one_of_each():

@@ -33,8 +33,9 @@ def test_kills_at_random_moments_cost_no_bit_and_no_attempt(undisturbed: Undistu
     assert_one_attempt(found)
     assert len(re.findall(r"takes the place of one that has died", found.log(0) + found.log(1))) == KILLS
     tags = MlflowClient(found.store).get_run(found.run.run.run_id).data.tags
-    recovered = [value for name, value in tags.items() if name.startswith("recovered_after_step_")]
-    assert sorted(recovered) == sorted(f"rank {rank}" for rank, *_ in deaths)
+    assert sorted(value for name, value in tags.items() if name.startswith("recovered_after_step_")) == sorted(
+        f"rank {rank}" for rank, *_ in deaths
+    )
 
 
 @pytest.mark.parametrize(

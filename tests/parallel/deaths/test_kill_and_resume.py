@@ -67,8 +67,10 @@ def test_a_killed_rank_costs_no_bit_in_a_mode(
     assert any(kept in name for name in expected.weights())
     found = disturbed(mode, [(1, 7)], "launch.retries=1")  # in the middle of a block of the second epoch
     assert_equal(found, expected)
-    parts = {path.name[:13] for path in (Path(found.run.folder) / "checkpoints").glob("step-*.rank-*")}
-    assert parts == {"step-00000012", "step-00000015"}
+    assert {path.name[:13] for path in (Path(found.run.folder) / "checkpoints").glob("step-*.rank-*")} == {
+        "step-00000012",
+        "step-00000015",
+    }
 
 
 def test_a_regularised_training_with_a_best_epoch_goes_on_as_it_was(

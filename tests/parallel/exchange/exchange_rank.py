@@ -33,8 +33,7 @@ def gradients(rank, step):
 
 def make_exchange(name, collective, *, jit_compile=False, **settings):
     config = ExchangeConfig(codec={"name": name, **PARAMETERS.get(name, {})}, **settings)
-    optimizer = OneBitAdamConfig() if name == "onebit_adam" else LARSConfig()
-    codec = make_codec(config.codec, optimizer)
+    codec = make_codec(config.codec, OneBitAdamConfig() if name == "onebit_adam" else LARSConfig())
     return GradientExchange(codec, collective, seed=0, jit_compile=jit_compile, **config.arguments())
 
 

@@ -51,8 +51,9 @@ def test_a_killed_rank_costs_no_bit_in_a_mode_of_the_users(
     )
     assert_equal(found, expected)
     # Two ranks that hold one copy take 8 steps of 4 samples an epoch; rank 0 computes the first half of each batch.
-    halves = [row.get("exchange/halves") for row in found.run.summary.history]
-    assert halves == ([8.0, 16.0, 24.0] if mode == "halves" else [None] * 3)
+    assert [row.get("exchange/halves") for row in found.run.summary.history] == (
+        [8.0, 16.0, 24.0] if mode == "halves" else [None] * 3
+    )
 
 
 @pytest.mark.parametrize(

@@ -111,8 +111,10 @@ def test_a_run_that_changed_is_a_group_of_its_own(fabricate: Fabricate, module_m
         client.set_tag(run_ids[number], f"changed.{setting}", f"{later} from step 8")
     part = part_of("changed")
     assert part.differing == (rate, "schedule.decay.power")
-    groups = {group.settings[rate]: [facts.run.run_id for facts in group.members] for group in part.groups}
-    assert groups == {"4.0": run_ids[1:], "4.0, 0.5 from step 8": run_ids[:1]}
+    assert {group.settings[rate]: [facts.run.run_id for facts in group.members] for group in part.groups} == {
+        "4.0": run_ids[1:],
+        "4.0, 0.5 from step 8": run_ids[:1],
+    }
     assert "rate per 256 4.0, 0.5 from step 8" in [group.label for group in part.groups]
 
 

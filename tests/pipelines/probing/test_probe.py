@@ -60,8 +60,9 @@ def test_features_are_what_the_head_takes_in_the_order_of_the_dataset(
     for split, rows in (("train", 32), ("validation", 12), ("test", 12)):
         reader, found = SplitReader(small_dataset, split), features.array(split, "features")
         assert found.shape == (rows, len(kernel))
-        ids = [name for table in features.read(split, ["id"]) for name in table["id"].to_pylist()]
-        assert ids == list(reader.ids())
+        assert [name for table in features.read(split, ["id"]) for name in table["id"].to_pylist()] == list(
+            reader.ids()
+        )
         np.testing.assert_array_equal(features.array(split, "targets"), reader.gather(np.arange(rows)).targets)
         probabilities = 1 / (1 + np.exp(-(found @ kernel + bias)))
         np.testing.assert_allclose(features.array(split, "probabilities"), probabilities, atol=1e-5)

@@ -50,8 +50,9 @@ def test_the_phases_of_a_run_are_measurements() -> None:
     small, large = ((point.batch_size, *point.seconds) for point in found.compute)
     assert [*small, *large] == pytest.approx([8, 0.5, 0.5, 16, 0.9, 0.9])
     assert found.gradient_bytes == 4_000_000
-    measured = [(point.ranks, point.bytes, point.seconds) for point in found.collectives]
-    assert measured == [(2, 4_000_000, (0.4, 0.4))] * 2
+    assert [(point.ranks, point.bytes, point.seconds) for point in found.collectives] == [
+        (2, 4_000_000, (0.4, 0.4))
+    ] * 2
     dense, onebit = found.codecs
     assert (dense.messages, dense.dense_bytes, onebit.messages[0].bytes, onebit.encode_seconds) == (
         (),
@@ -223,8 +224,9 @@ def test_a_codec_carries_what_the_trainings_sent_by_the_collectives_that_were_me
     _, codec = combined(measured, measurements_of([recorded(), run])).codecs
     # An alltoall or allgather costs half of an allreduce: 250,000 were measured, and a million was sent.
     assert [each.collective for each in codec.messages] == ["alltoall", "allgather"]
-    sent = [*(each.bytes for each in codec.messages), codec.dense_bytes]
-    assert sent == pytest.approx([1_200_000, 400_000, 200_000], rel=1e-4)
+    assert [*(each.bytes for each in codec.messages), codec.dense_bytes] == pytest.approx(
+        [1_200_000, 400_000, 200_000], rel=1e-4
+    )
     assert (codec.name, codec.encode_seconds) == ("small", (0.01, 0.01))
 
 

@@ -244,8 +244,10 @@ def test_a_part_keeps_predictions_whose_samples_are_gone(
     files[3].unlink()
     for _ in range(2):
         assert (figures(score_listed(images, output, lines.append)), changed_parts(output, parts)) == ((11, 1, 0), [])
-        others = {path.name for path in output.iterdir() if "part" not in path.name}
-        assert others == {"_rejected.parquet", "predictions.json"}
+        assert {path.name for path in output.iterdir() if "part" not in path.name} == {
+            "_rejected.parquet",
+            "predictions.json",
+        }
     told = "train-part-00001.parquet is not scored again, as samples of it would be lost: 1 cannot"
     kept = "1 parts stay as they are, as samples of them cannot be read any more, such as train-part-00001"
     if not (tells_missing and is_stopped):

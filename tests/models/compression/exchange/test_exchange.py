@@ -44,8 +44,9 @@ def test_small_tensors_and_vectors_keep_all_digits_under_compression(make_ring, 
     assert [rank.calls for rank in ring.ranks] == [
         [("allreduce", [(tf.float16, (32, 32))]), ("allreduce", [(tf.float32, (2000 + 31 * 33 + 1,))])]
     ] * 2
-    exact = [np.allclose(each, np.mean(own, axis=0), 1e-6, 0) for each, *own in zip(results, *gradients, strict=True)]
-    assert exact == [True, True, False, True]
+    assert [
+        np.allclose(each, np.mean(own, axis=0), 1e-6, 0) for each, *own in zip(results, *gradients, strict=True)
+    ] == [True, True, False, True]
 
 
 def test_messages_of_all_tensors_of_a_bucket_travel_together(make_ring, random_gradients):
@@ -69,8 +70,9 @@ def test_messages_of_any_length_travel_in_one_operation_per_collective(size, mak
         everything = result + ring.left_out(index, (9, 10))
         np.testing.assert_allclose(everything, np.mean([each[index] for each in gradients], axis=0), atol=1e-6)
     assert not results[1].any()
-    lengths = [rank.calls[0][1][0][1][0] for rank in ring.ranks]
-    assert lengths == [4 * np.count_nonzero(own) + 4 * size * len(own) for own in gradients]  # of values and lengths
+    assert [rank.calls[0][1][0][1][0] for rank in ring.ranks] == [
+        4 * np.count_nonzero(own) + 4 * size * len(own) for own in gradients
+    ]  # of values and lengths
 
 
 @pytest.mark.parametrize("name", ["onebit", "qsgd", "topk"])

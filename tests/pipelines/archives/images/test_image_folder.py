@@ -51,12 +51,11 @@ def test_cifar10(cifar10: Path) -> None:
     assert archive.description == ArchiveDescription("image_folder", "single_label", CIFAR10_CLASSES, (group,))
     index = valid_index(archive)
     assert index.rejected.equals(REJECTED_SCHEMA.empty_table())
-    expected = {
+    assert counts_of(archive) == {
         (split, label): count
         for split, count in (("train", 27), ("validation", 3), ("test", 30))
         for label in range(10)
     }
-    assert counts_of(archive) == expected
     for row in index.samples.to_pylist()[::13]:
         assert (row["paths"], CIFAR10_CLASSES[row["labels"][0]]) == ([row["id"]], row["id"].split("/")[1])
         with Image.open(cifar10 / row["id"]) as source:

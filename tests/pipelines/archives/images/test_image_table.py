@@ -214,8 +214,7 @@ def test_a_setting_without_effect_is_refused(
 ) -> None:
     for number, split in enumerate(splits):
         hugging_face(tmp_path / f"{split or 'part'}-0.parquet", ["a", "b"] * 3, first=6 * number)
-    archive = ImageTable(str(tmp_path), **settings)
-    check_refused(archive, f"^{next(iter(settings))}=.* has no effect on {tmp_path}: it")
+    check_refused(ImageTable(str(tmp_path), **settings), f"^{next(iter(settings))}=.* has no effect on {tmp_path}: it")
 
 
 def test_images_are_scaled_where_asked_and_refused_where_sizes_differ(tmp_path: Path) -> None:

@@ -90,8 +90,7 @@ def test_images_are_turned_upright(tmp_path: Path, orientation: int, suffix: str
 def test_the_centre_is_cut_out(tmp_path: Path, height: int, width: int) -> None:
     """Of a ramp of slope 2 along both axes: 40 pixels scaled to 20 are the means of pairs around the centre."""
     rows, columns = np.mgrid[:height, :width]
-    ramp = np.stack([rows * 2, columns * 2, 0 * rows], -1).astype(np.uint8)
-    Image.fromarray(ramp).save(tmp_path / "image.png")
+    Image.fromarray(np.stack([rows * 2, columns * 2, 0 * rows], -1).astype(np.uint8)).save(tmp_path / "image.png")
     side = 20
     scale, fitted = min(height, width) / side, read(tmp_path / "image.png", side, side, fit=True).astype(float)
     centres = (np.arange(side) - (side - 1) / 2) * scale

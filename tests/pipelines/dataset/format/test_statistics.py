@@ -18,8 +18,7 @@ def test_any_cut_gives_exactly_the_same_sums() -> None:
 
 def test_a_large_constant_band_has_no_deviation() -> None:
     # In single or double precision, the difference of these sums of squares would not come out as zero.
-    sums = BandSums(10**12, (65535 * 10**12,), (65535**2 * 10**12,), ((10**12,),))
-    assert sums.statistics().std == (0.0,)
+    assert BandSums(10**12, (65535 * 10**12,), (65535**2 * 10**12,), ((10**12,),)).statistics().std == (0.0,)
 
 
 def test_histograms_count_every_pixel() -> None:

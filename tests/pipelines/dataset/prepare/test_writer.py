@@ -42,8 +42,9 @@ def test_petastorms_own_reader_sees_every_pixel_as_rasterio_does(
                 for position, band in enumerate(group.bands):
                     with rasterio.open(folder / f"{row.id}_{band}.tif") as file:
                         np.testing.assert_array_equal(image[..., position], file.read(1))
-            names = {manifest.class_names[index] for index in np.flatnonzero(row.labels)}
-            assert names == set(metadata[row.id]["labels"])
+            assert {manifest.class_names[index] for index in np.flatnonzero(row.labels)} == set(
+                metadata[row.id]["labels"]
+            )
     assert seen == expected
 
 

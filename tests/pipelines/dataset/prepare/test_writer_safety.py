@@ -205,5 +205,7 @@ def test_two_attempts_at_the_same_time_leave_one_file(small_archive: Path, small
         [0, 0],
         (small_dataset / plan.file).read_bytes(),
     )
-    files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
-    assert files == ["_progress/train-part-00000.parquet.json", "train/part-00000.parquet"]
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == [
+        "_progress/train-part-00000.parquet.json",
+        "train/part-00000.parquet",
+    ]

@@ -232,8 +232,9 @@ def test_of_many_classes_both_ends_are_shown(thousand_classes: str) -> None:
 def test_cooccurrence_counts_pairs(tmp_path: Path) -> None:
     labels = [sorted(np.random.default_rng(i).choice(9, 1 + i % 4, replace=False).tolist()) for i in range(30)]
     manifest, _ = make_dataset(tmp_path, "any", "multi_label", [str(i) for i in range(9)], MULTISPECTRAL, labels)
-    expected = [[sum(a in row and b in row for row in labels) for b in (8, 0, 3)] for a in (8, 0, 3)]
-    assert label_cooccurrence(tmp_path, manifest.splits["train"].shards, 9, [8, 0, 3]).tolist() == expected
+    assert label_cooccurrence(tmp_path, manifest.splits["train"].shards, 9, [8, 0, 3]).tolist() == [
+        [sum(a in row and b in row for row in labels) for b in (8, 0, 3)] for a in (8, 0, 3)
+    ]
 
 
 def test_labels_of_another_width_or_type_are_refused(tmp_path: Path) -> None:

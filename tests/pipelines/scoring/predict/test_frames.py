@@ -40,8 +40,9 @@ def test_batches_have_one_size_whatever_spark_sends(small_dataset: Path) -> None
     for known, pixels in fixed_batches(iter(batches), fields, ["id"], 4):
         assert {name: each.shape for name, each in pixels.items()} == {name: (4, *fields[name][0]) for name in fields}
         for name in fields:
-            expected = images[name][len(found) : len(found) + len(known)]
-            np.testing.assert_array_equal(pixels[name][: len(known)], expected)
+            np.testing.assert_array_equal(
+                pixels[name][: len(known)], images[name][len(found) : len(found) + len(known)]
+            )
         found += known["id"].to_pylist()
     assert found == table["id"].to_pylist()
 

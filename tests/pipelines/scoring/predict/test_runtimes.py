@@ -71,8 +71,9 @@ def test_a_model_that_is_worse_once_converted_scores_nothing(
 ) -> None:
     worse = Acceptance("bf16", 0.7149, 0.7201, 12, 0, 0.99, "1")
     monkeypatch.setattr(conversion, "convert", lambda *request: (b"a worse model", worse))
-    line = refused("score.runtime=bf16", "score.acceptance_samples=12")
-    assert "bf16 is refused: macro F1 0.7149 with bf16, 0.7201 with Keras, on 12 validation samples" in line
+    assert "bf16 is refused: macro F1 0.7149 with bf16, 0.7201 with Keras, on 12 validation samples" in refused(
+        "score.runtime=bf16", "score.acceptance_samples=12"
+    )
 
 
 @pytest.mark.parametrize(("samples", "warned"), [(999, True), (1000, False)])
@@ -87,8 +88,7 @@ def test_a_model_that_is_accepted_on_few_samples_is_used_with_a_warning(
     reference = Reference(Location.at(tmp_path), "0123", 256, samples, 0.005, (0.5,), ReaderSettings())
     for first in ("converting the model to bf16", "the model was converted before: macro F1 0.7000"):
         lines: list[str] = []
-        found = conversion.converted_model(model, b"a file", "bf16", reference, output, lines.append)
-        found.store(output)
+        conversion.converted_model(model, b"a file", "bf16", reference, output, lines.append).store(output)
         assert lines[0].startswith(first)
         assert [line for line in lines if "warning" in line] == warned * [
             "warning: the bf16 model was accepted on only 999 validation samples; on fewer than 1,000, the two figures "

@@ -119,8 +119,9 @@ def test_every_figure_is_that_of_scikit_learn(measured: Any, small_dataset: Path
     for column in columns:
         row, own = found.per_class[column], f1_score(targets[:, column], predicted[:, column], zero_division=0)
         precision = precisions.get(column, row["average_precision"])
-        found_here = (row["support"], row["f1"], row["average_precision"])
-        assert found_here == pytest.approx((targets[:, column].sum(), own, precision), abs=1e-5, nan_ok=True)
+        assert (row["support"], row["f1"], row["average_precision"]) == pytest.approx(
+            (targets[:, column].sum(), own, precision), abs=1e-5, nan_ok=True
+        )
         if validation_targets[:, column].any():
             *tried, at = (
                 f1_score(validation_targets[:, column], validation[:, column] >= threshold, zero_division=0)
@@ -264,8 +265,9 @@ def test_scores_of_an_image_and_its_mirror_image_have_a_name_of_their_own(
     child = logged.client.get_run(found.run.run_id)
     assert (child.info.run_name, child.data.params["test_time_augmentation"]) == ("evaluate test mirror", "mirror")
     parent = logged.client.get_run(logged.run_id).data.metrics
-    stored = (child.data.metrics["test_mirror/loss"], parent["test_mirror/loss"], parent["test/loss"])
-    assert stored == pytest.approx((loss, loss, alone))
+    assert (child.data.metrics["test_mirror/loss"], parent["test_mirror/loss"], parent["test/loss"]) == pytest.approx(
+        (loss, loss, alone)
+    )
     # Thresholds that suit the means are not those of single images, which `score` predicts.
     assert find_model(logged.uri).metadata.thresholds == before
 
@@ -343,8 +345,9 @@ def test_a_store_that_does_not_answer_is_one_line(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setattr(jobs.evaluate, "spark_session", None)
     command = ("evaluate", "--config", "smoke", "--model", "runs:/0123456789abcdef0123456789abcdef/model")
-    line = error_line(*command, settings=[f"dataset.path={small_dataset}"], code=4)
-    assert "no answer from MLflow, see MLFLOW_TRACKING_URI: API request to" in line
+    assert "no answer from MLflow, see MLFLOW_TRACKING_URI: API request to" in error_line(
+        *command, settings=[f"dataset.path={small_dataset}"], code=4
+    )
 
 
 def made_up(dataset: Path, weight: float, noise: float) -> tuple[SplitReader, SplitScores]:
@@ -414,10 +417,12 @@ def test_the_best_and_the_worst_patches_are_those_of_the_smallest_and_the_larges
         (content,) = re.findall(rf'<section id="{section}">(.*?)</section>', page, re.DOTALL)
         pixels = ({name: each[row] for name, each in batch.images.items()} for row in rows)
         pictures = [preview(images, reader.manifest.groups) for images in pixels]
-        shown = re.findall(r'<img src="(.*?)" alt="Patch (.*?)">', content)
-        assert shown == list(zip(pictures, [ids[row] for row in rows], strict=True))
-        losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)</code>", content)]
-        assert losses == pytest.approx(-np.log(1 - errors[rows]), abs=0.0006)
+        assert re.findall(r'<img src="(.*?)" alt="Patch (.*?)">', content) == list(
+            zip(pictures, [ids[row] for row in rows], strict=True)
+        )
+        assert [float(loss) for loss in re.findall(r"loss ([\d.]+)</code>", content)] == pytest.approx(
+            -np.log(1 - errors[rows]), abs=0.0006
+        )
 
 
 @pytest.mark.timeout(120)

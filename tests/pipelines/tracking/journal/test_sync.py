@@ -94,8 +94,7 @@ def test_a_run_without_a_store_is_written_later_once(client: MlflowClient, tmp_p
         ["logs/rank-0.log"],
     )
     assert [(m.step, m.value) for m in client.get_metric_history(synced.run_id, "train/loss")] == [(1, 1.0), (2, 0.5)]
-    experiment = client.get_experiment(run.info.experiment_id)
-    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    assert client.get_experiment(run.info.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
 
     again = sync(synced.folder, log_model)
     assert (again.run_id, again.waiting, len(client.search_runs([run.info.experiment_id]))) == (synced.run_id, 1, 1)

@@ -38,8 +38,10 @@ def test_everything_written_is_read_back(
     end_run(run, "FINISHED")
 
     assert artifact_text(uri, run.run_id, "config.yaml") == "hello"
-    table = json.loads(artifact_text(uri, run.run_id, "per_class.json"))
-    assert table == {"columns": ["class", "f1"], "data": [["x", 0.5], ["y", None]]}
+    assert json.loads(artifact_text(uri, run.run_id, "per_class.json")) == {
+        "columns": ["class", "f1"],
+        "data": [["x", 0.5], ["y", None]],
+    }
     stored = client.get_run(run.run_id)
     assert (stored.info.status, stored.info.run_name, stored.data.params, stored.data.tags["tag"]) == (
         "FINISHED",

@@ -38,8 +38,10 @@ def test_a_package_outside_a_repository_or_installed_inside_somebodys_checkout_h
 
 @pytest.mark.skipif("site-packages" in revision.__file__, reason="the package is installed, and comes from no checkout")
 def test_the_locks_of_a_checkout_have_digests(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = hashlib.sha256((project / "requirements.lock").read_bytes()).hexdigest()
-    assert revision.locks()["requirements.lock"] == expected
+    assert (
+        revision.locks()["requirements.lock"]
+        == hashlib.sha256((project / "requirements.lock").read_bytes()).hexdigest()
+    )
     monkeypatch.setattr(revision, "git_revision", lambda file: None)
     assert revision.locks() == {}, "an installed package is from no lock"
 

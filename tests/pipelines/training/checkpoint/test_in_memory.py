@@ -108,8 +108,9 @@ def test_rows_outlive_their_writer_and_are_forgotten_by_step(files: list[int]) -
     for step in range(5):
         rows.append(StepRow(step, step / 2, 1000 + step, ExchangeFigures(*np.arange(6.0) + step)))
     os.ftruncate(files[2], os.fstat(files[2]).st_size - 3)  # the last one was cut short
-    found = InMemoryRows(files[2]).read()
-    assert found == [(step, step / 2, 1000 + step, tuple(np.arange(6.0) + step)) for step in range(4)]
+    assert InMemoryRows(files[2]).read() == [
+        (step, step / 2, 1000 + step, tuple(np.arange(6.0) + step)) for step in range(4)
+    ]
     rows.trim(1, 3)
     rows.append(StepRow(9, 0.0, 0, ExchangeFigures(*np.zeros(6))))
     assert [row.step for row in rows.read()] == [1, 2, 9]

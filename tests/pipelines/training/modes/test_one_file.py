@@ -88,8 +88,9 @@ def test_the_rest_trains_without_a_mode(name: str, project: Path, tmp_path: Path
 
 
 def test_every_file_of_the_folder_belongs_to_a_mode_or_to_all(project: Path) -> None:
-    found = {path.name for path in (project / "pipelines/training/modes").glob("*.py")}
-    assert found == OF_ALL.union(*OWN_FILES.values())
+    assert {path.name for path in (project / "pipelines/training/modes").glob("*.py")} == OF_ALL.union(
+        *OWN_FILES.values()
+    )
 
 
 def test_the_contract_is_what_a_declaration_has() -> None:

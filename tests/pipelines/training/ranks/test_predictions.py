@@ -42,8 +42,9 @@ def test_thresholds_have_the_largest_f1_and_are_of_labels_alone() -> None:
     # Label 0 is everywhere, so below 0.4. Label 1 is in sample 0 alone, which has 0.2. Label 2 is nowhere.
     assert MULTI.thresholds == pytest.approx([0.2, 0.15, 0.5])
     assert SINGLE.thresholds == []
-    evaluations = {"val": Evaluation({}, [], MULTI), "val_ema": Evaluation({}, [], SINGLE), "other": Evaluation({}, [])}
-    assert thresholds_of(evaluations) == {"val": MULTI.thresholds}
+    assert thresholds_of(
+        {"val": Evaluation({}, [], MULTI), "val_ema": Evaluation({}, [], SINGLE), "other": Evaluation({}, [])}
+    ) == {"val": MULTI.thresholds}
 
 
 def test_precision_and_recall_are_those_of_scikit_learn() -> None:
@@ -52,8 +53,9 @@ def test_precision_and_recall_are_those_of_scikit_learn() -> None:
     scores = np.round(np.clip(0.4 * targets + random.random((500, 1)) * 0.6, 0, 1), 2)  # with equal scores
     recall, precision = precision_recall(Predictions(scores, targets, np.arange(500), "multi_label"), 0)
     expected_precision, expected_recall, _ = precision_recall_curve(targets[:, 0], scores[:, 0])
-    points = set(zip(expected_recall.round(9), expected_precision.round(9), strict=True))
-    assert set(zip(recall.round(9), precision.round(9), strict=True)) <= points
+    assert set(zip(recall.round(9), precision.round(9), strict=True)) <= set(
+        zip(expected_recall.round(9), expected_precision.round(9), strict=True)
+    )
     steps = np.diff(np.concatenate([[0.0], recall]))
     assert float(steps @ precision) == pytest.approx(average_precision_score(targets[:, 0], scores[:, 0]))
     assert len(precision_recall(Predictions(scores, np.zeros_like(targets), np.arange(500), "multi_label"), 0)[0]) == 0

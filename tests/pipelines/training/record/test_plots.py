@@ -51,8 +51,9 @@ def test_the_most_frequent_class_is_on_top() -> None:
 
 def test_the_phases_of_a_step_are_stacked_by_epoch_and_by_rank() -> None:
     by_epoch, by_rank = where_the_step_goes(epochs(PHASES, 3), PHASES).axes
-    tops = {round(bar.get_y() + bar.get_height(), 6) for bar in by_rank.patches[-2:] if isinstance(bar, Rectangle)}
-    assert tops == {500.0}, "all phases of a rank make up its step, in milliseconds"
+    assert {round(bar.get_y() + bar.get_height(), 6) for bar in by_rank.patches[-2:] if isinstance(bar, Rectangle)} == {
+        500.0
+    }, "all phases of a rank make up its step, in milliseconds"
     assert (len(by_epoch.patches), by_rank.get_title()) == (3 * 7, "last epoch (slowest: rank 0)")
 
 

@@ -81,8 +81,10 @@ def test_a_resumed_training_keeps_where_the_steps_of_earlier_epochs_went(
     last = record_of(run, 12)
     last.draw_again([EPOCH] * 3, {}, step=12)
     end(last, 12)
-    names = {item.path for item in client.list_artifacts(run.run_id)}
-    assert names >= {"learning_curves.png", "where_the_step_goes.png"}
+    assert {item.path for item in client.list_artifacts(run.run_id)} >= {
+        "learning_curves.png",
+        "where_the_step_goes.png",
+    }
     # Where its file is lost there are no rows of the first epochs, and the right numbers from then on.
     checkpoints.remove(FILE_NAME)
     assert [row["epoch"] for row in PhaseTable(checkpoints, 12).add(ONE_RANK, epoch=4, step=16)] == [4]
@@ -153,8 +155,7 @@ def test_a_table_that_cannot_be_read_is_begun_again(tmp_path: Path, caplog: pyte
 
 def test_behind_a_url_the_records_of_an_epoch_are_there_before_its_checkpoint(s3_folder: str) -> None:
     place, run = Location(s3_folder) / "run", TrackedRun("", "offline-1")
-    first = RunRecorder(run, place / "checkpoints", lambda step: 0.1, start_step=0)
-    first.write_epoch([EPOCH], {}, TWO_RANKS, step=4)
+    RunRecorder(run, place / "checkpoints", lambda step: 0.1, start_step=0).write_epoch([EPOCH], {}, TWO_RANKS, step=4)
     # Its machine is lost between the checkpoint and the next call.
     assert set(place.files()) >= {"checkpoints/phases.json", "journal/rank-0/entries.jsonl"}
     again = RunRecorder(run, place / "checkpoints", lambda step: 0.1, start_step=4)

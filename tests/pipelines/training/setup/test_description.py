@@ -56,8 +56,7 @@ def test_names_that_are_no_keys_of_mlflow_are_in_the_value(client: MlflowClient)
         {"stage*": 0.1, "head": 2.0},
         {"water, inland": 2.0, "land": 1.0},
     )
-    run_id = start_run("keys", "name", parameters, {}).run_id
-    assert client.get_run(run_id).data.params.keys() == parameters.keys()
+    assert client.get_run(start_run("keys", "name", parameters, {}).run_id).data.params.keys() == parameters.keys()
 
 
 def test_a_run_that_the_store_does_not_take_is_not_left_as_running(client: MlflowClient) -> None:

@@ -84,8 +84,10 @@ def test_places_in_steps_stay_where_they_are_and_fractions_move() -> None:
     ]
     for epochs in (2, 20):
         config = load("smoke", [*settings, f"training.epochs={epochs}"])
-        places = [("schedule.warmup", 7), ("schedule.decay.milestones[0]", 5 * epochs)]
-        assert boundary_steps(config.schedule, epochs, steps_per_epoch=10) == places
+        assert boundary_steps(config.schedule, epochs, steps_per_epoch=10) == [
+            ("schedule.warmup", 7),
+            ("schedule.decay.milestones[0]", 5 * epochs),
+        ]
 
 
 def test_without_the_recipes_length_epochs_are_those_of_the_run() -> None:

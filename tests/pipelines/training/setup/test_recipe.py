@@ -168,8 +168,10 @@ def test_decay_and_ratio_have_lists_of_their_own(
     name: str, settings: dict[str, Any], excluded: list[str], unadapted: list[str], dense_model: keras.Model
 ) -> None:
     built: Any = make_optimizer(optimizer_of(name, **settings), dense_model)
-    found = [[path.split("/")[-1] for path in paths] for paths in (built.excluded, built.unadapted)]
-    assert found == [excluded, unadapted]
+    assert [[path.split("/")[-1] for path in paths] for paths in (built.excluded, built.unadapted)] == [
+        excluded,
+        unadapted,
+    ]
 
 
 def test_every_entry_of_a_table_has_a_class_of_settings() -> None:

@@ -58,8 +58,9 @@ def test_a_marked_step_computes_the_same_and_has_all_its_parts(
     np.testing.assert_equal(marked, plain)
 
     parts = marks.read()
-    phases = {mark.phase for mark, _, _ in parts}
-    assert phases == {"compute", "wire", "optimizer"} | ({"encode", "decode"} if codec != "none" else set())
+    assert {mark.phase for mark, _, _ in parts} == {"compute", "wire", "optimizer"} | (
+        {"encode", "decode"} if codec != "none" else set()
+    )
     assert all(start <= end for _, start, end in parts)
     passes = {mark.name for mark, _, _ in parts if mark.phase == "compute"}
     # XLA computes both passes together.

@@ -26,8 +26,9 @@ def test_pairs_become_events_on_the_clock_of_rank_0(tmp_path: Path) -> None:
     file.write_text(TEXT)
     events = read_timeline(file)
     names = ("rank 1 is ready", "NEGOTIATE_ALLREDUCE", "GLOO_ALLREDUCE", "ALLREDUCE")
-    found = [(event["name"], event["ph"], event["args"]["tensor"]) for event in events]
-    assert found == [(name, "X", "gradients_0") for name in names]
+    assert [(event["name"], event["ph"], event["args"]["tensor"]) for event in events] == [
+        (name, "X", "gradients_0") for name in names
+    ]
     instant, *_, whole = events
     assert (whole["ts"], whole["dur"]) == (pytest.approx(1.7e9 + 0.0015, abs=1e-6), pytest.approx(0.0012, abs=1e-6))
     assert instant["dur"] == 0
