@@ -20,14 +20,19 @@ def test_no_change_changes_nothing(name: str) -> None:
 def test_texts_and_values_say_the_same() -> None:
     by_texts = load("demo", ["training.epochs=3", "exchange.codec=powersgd", "exchange.codec.rank=2"])
     changes = {"training": {"epochs": 3}, "exchange": {"codec": {"name": "powersgd", "rank": 2}}}
-    assert (load("demo", **changes), override(load("demo"), **changes)) == (by_texts, by_texts)
-    assert override(load("demo"), "training.epochs=3", exchange={"codec": {"name": "powersgd", "rank": 2}}) == by_texts
+    assert (
+        load("demo", **changes),
+        override(load("demo"), **changes),
+        override(load("demo"), "training.epochs=3", exchange={"codec": {"name": "powersgd", "rank": 2}}),
+    ) == (by_texts, by_texts, by_texts)
 
 
 def test_a_section_keeps_the_keys_that_are_not_named_or_is_taken_whole() -> None:
     config = load("demo", training={"seed": 7})
-    assert override(config, training={"epochs": 3}).training == config.training.model_copy(update={"epochs": 3})
-    assert override(load("demo"), exchange=ExchangeConfig(bucket_mib=2.0)).exchange == ExchangeConfig(bucket_mib=2.0)
+    assert (
+        override(config, training={"epochs": 3}).training,
+        override(load("demo"), exchange=ExchangeConfig(bucket_mib=2.0)).exchange,
+    ) == (config.training.model_copy(update={"epochs": 3}), ExchangeConfig(bucket_mib=2.0))
 
 
 def test_another_kind_replaces_its_section_and_the_same_kind_does_not() -> None:
@@ -80,8 +85,8 @@ def test_a_copy_is_validated_too(section: str, values: dict[str, int], message: 
     with pytest.raises(ValueError, match=message):
         config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
     copied = config.training.model_copy(update={"epochs": 3})
-    assert copied == TrainingConfig(**{**config.training.model_dump(), "epochs": 3})
-    assert (config.training.model_copy(), config.model_copy(update={"training": copied}).training.epochs) == (
+    assert (copied, config.training.model_copy(), config.model_copy(update={"training": copied}).training.epochs) == (
+        TrainingConfig(**{**config.training.model_dump(), "epochs": 3}),
         config.training,
         3,
     )

@@ -201,14 +201,19 @@ def test_a_file_is_refused_for_what_has_no_effect_in_it_and_what_it_holds_for_ot
     assert load(str(file), ["archive.root=/x"]).exchange.warmup_steps == 5
     # So do values for its other runs.
     file.write_text("tracking: {experiment: mine}\nexchange: {bucket_mib: 2.0}\n")
-    assert load(str(file), ["training.resume_run=0123"]).tracking.experiment == "mine"
-    assert load(str(file), launch={"num_workers": 1}).exchange.bucket_mib == 2.0
+    assert (
+        load(str(file), ["training.resume_run=0123"]).tracking.experiment,
+        load(str(file), launch={"num_workers": 1}).exchange.bucket_mib,
+    ) == ("mine", 2.0)
 
 
 def test_a_change_may_take_the_effect_of_what_the_file_has_chosen(tmp_path: Path) -> None:
     changed = load("smoke", ["schedule.decay=cosine", "schedule.warmup=none"])
-    assert (changed.schedule.recipe_epochs, idle_keys(changed)) == (2, ["schedule.recipe_epochs"])
-    assert override(changed, "training.epochs=3").training.epochs == 3
+    assert (
+        changed.schedule.recipe_epochs,
+        idle_keys(changed),
+        override(changed, "training.epochs=3").training.epochs,
+    ) == (2, ["schedule.recipe_epochs"], 3)
     # What is printed is read back: with the default.
     file = tmp_path / "printed.yaml"
     for comments in (False, True):

@@ -241,10 +241,10 @@ def test_spark_containers_have_one_address(compose: dict[str, Any]) -> None:
 def test_horovod_recipes_of_cpu_and_gpu_agree() -> None:
     cpu = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]
     gpu = tomllib.loads((DOCKER / "horovod" / "gpu.toml").read_text())
-    assert gpu["dependency-metadata"] == cpu["dependency-metadata"]
-    assert gpu["extra-build-dependencies"]["horovod"] == [
-        name.replace("tensorflow-cpu", "tensorflow") for name in cpu["extra-build-dependencies"]["horovod"]
-    ]
+    assert (gpu["dependency-metadata"], gpu["extra-build-dependencies"]["horovod"]) == (
+        cpu["dependency-metadata"],
+        [name.replace("tensorflow-cpu", "tensorflow") for name in cpu["extra-build-dependencies"]["horovod"]],
+    )
     variables = gpu["extra-build-variables"]["horovod"]
     assert cpu["extra-build-variables"]["horovod"].items() <= variables.items()
     assert variables["HOROVOD_GPU_OPERATIONS"] == "NCCL"

@@ -127,9 +127,11 @@ def test_an_old_notebook_runs_unchanged_with_equal_ranks(project: Path, tmp_path
     path = [project / "docker" / "sparkdl", project]
     *_, on_spark, here = executed([given, *NOTEBOOK.split(SEPARATOR)], path, tmp_path)
     for shown in (on_spark.splitlines(), here.splitlines()):
-        assert shown.count("[0] weights of the ranks are equal") == 1
-        assert sum(line.startswith("[0] epoch 2 ends after") for line in shown) == 1
-        assert shown[-1] == "returned 2"
+        assert (
+            shown.count("[0] weights of the ranks are equal"),
+            sum(line.startswith("[0] epoch 2 ends after") for line in shown),
+            shown[-1],
+        ) == (1, 1, "returned 2")
     # With np < 0 the cell shows all that the ranks print, such as the lines of Keras.
     for rank in (0, 1):
         assert any(line.startswith(f"[{rank}] Epoch 2/2") for line in here.splitlines())

@@ -65,11 +65,11 @@ def test_a_filter_chooses_and_results_of_a_grid_are_read(record: Record, folder:
     for name in ("sgd", "lars"):
         record("filtered", f"optimizer={name}")
     chosen = ["compare", "--experiment", "filtered", "--filter", "params.`optimizer.name` = 'sgd'"]
-    assert (cli.execute([*chosen, "--save", "runs.json"]), keep_results(folder).settings["optimizer.name"]) == (
-        0,
-        "sgd",
-    )
-    assert cli.execute(["compare", "--results", "results.jsonl", "--experiment", "filtered"]) == 0
+    assert (
+        cli.execute([*chosen, "--save", "runs.json"]),
+        keep_results(folder).settings["optimizer.name"],
+        cli.execute(["compare", "--results", "results.jsonl", "--experiment", "filtered"]),
+    ) == (0, "sgd", 0)
     assert len((folder / "comparison" / "runs.csv").read_text().splitlines()) == 3, "a run counts once"
 
 

@@ -167,8 +167,10 @@ def test_tasks_are_commands_of_ours_in_their_order(bundle: Document) -> None:
 
 def test_the_cluster_has_a_gpu_for_every_rank(bundle: Document) -> None:
     train, both = configured(bundle)["train"], clusters(bundle)
-    assert resolved(both["gpus"]["num_workers"], bundle) == str(train.launch.num_workers)
-    assert both["gpus"]["spark_conf"]["spark.task.resource.gpu.amount"] == str(train.launch.gpus_per_worker)
+    assert (
+        resolved(both["gpus"]["num_workers"], bundle),
+        both["gpus"]["spark_conf"]["spark.task.resource.gpu.amount"],
+    ) == (str(train.launch.num_workers), str(train.launch.gpus_per_worker))
     assert {new["data_security_mode"] for new in both.values()} == {"DATA_SECURITY_MODE_DEDICATED"}
     places = {task["task_key"]: task["job_cluster_key"] for task in bundle["resources"]["jobs"]["train"]["tasks"]}
     assert places == {**dict.fromkeys(places, "gpus"), "prepare": "cores"}

@@ -193,8 +193,10 @@ def test_compare_runs(tmp_path: Path, record: Callable[..., str]) -> None:
         record("sweep", settings)
     values = {"experiment": "sweep", "output": str(tmp_path / "comparison")}
     (table, figure, page), names = execute(FOLDER / "compare_runs.py", None, values)
-    assert table[["seeds", "setting optimizer.name"]].to_numpy().tolist() == [[2, "lars"], [1, "sgd"]]
-    assert {axes.get_xlabel(): len(axes.lines) for axes in figure.axes} == {"samples": 3, "seconds of training": 3}
+    assert (
+        table[["seeds", "setting optimizer.name"]].to_numpy().tolist(),
+        {axes.get_xlabel(): len(axes.lines) for axes in figure.axes},
+    ) == ([[2, "lars"], [1, "sgd"]], {"samples": 3, "seconds of training": 3})
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["1 lars", "2 sgd"]
     assert "0.7000 ± 0.0000" in names["compared"]._repr_html_()
     assert page == (tmp_path / "comparison" / "report.html").read_text()
@@ -297,8 +299,10 @@ def test_training_and_scoring_as_jupyter_notebooks(
     values = {"config": str(config), "dataset": str(small_dataset), "output": str(tmp_path / "outputs")}
     values |= {"workers": "2", "gpus": "0", "epochs": "2"}
     trained = executed(FOLDER / "train_on_workers.py", values, tmp_path)
-    assert len(re.findall(r"^epoch \d/2: loss", printed(trained, "stdout"), re.MULTILINE)) == 2
-    assert len(shown(trained, "image/png")) == 1
+    assert (
+        len(re.findall(r"^epoch \d/2: loss", printed(trained, "stdout"), re.MULTILINE)),
+        len(shown(trained, "image/png")),
+    ) == (2, 1)
     summary, *tables = shown(trained, "text/html")
     assert "data:image/png" in summary
     assert any("<th>f1</th>" in table for table in tables), "of each class"

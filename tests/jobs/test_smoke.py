@@ -72,8 +72,11 @@ def test_the_run_holds_what_a_reader_looks_for(
     run = client.get_run(run_id)
     assert (run.info.status, run.info.run_name) == ("FINISHED", RUN_NAME)
     assert run.data.params.items() >= {"model.depth": "2", "global_batch_size": "8"}.items()
-    assert len(run.data.params["dataset_fingerprint"]) == 64
-    assert (bool(run.data.tags["groundswell.version"]), run.data.tags["archive"]) == (True, "bigearthnet_v2")
+    assert (
+        len(run.data.params["dataset_fingerprint"]),
+        bool(run.data.tags["groundswell.version"]),
+        run.data.tags["archive"],
+    ) == (64, True, "bigearthnet_v2")
     files = {item.path for folder in ("", "environment", "logs") for item in client.list_artifacts(run_id, folder)}
     assert files >= {
         "config.yaml",
@@ -245,8 +248,10 @@ def test_half_precision_and_micro_batches_train_to_the_end(
     state = newest_state(result.folder / "checkpoints")[1]
     assert (state.step, state.global_batch_size) == (8, 8)  # 32 samples, two epochs
     with np.load(result.summary.checkpoint) as saved:
-        assert {saved[name].dtype.name for name in saved.files if saved[name].dtype.kind == "f"} == {"float32"}
-        assert any("loss_scale" in name for name in saved.files) == (precision == "float16")
+        assert (
+            {saved[name].dtype.name for name in saved.files if saved[name].dtype.kind == "f"},
+            any("loss_scale" in name for name in saved.files),
+        ) == ({"float32"}, precision == "float16")
 
 
 @pytest.mark.long

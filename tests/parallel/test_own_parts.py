@@ -36,12 +36,12 @@ def test_a_network_of_keras_on_three_bands(
     )
     trained = train(config)
     run = MlflowClient(mlflow_store).get_run(trained.run.run_id)
-    assert (run.info.status, run.data.params["model.path"], run.data.params["input.augmentation.padding"]) == (
-        "FINISHED",
-        "keras.applications:MobileNet",
-        "4",
-    )
-    assert model_metadata(trained.summary.model_uri).bands == ("B04", "B03", "B02")
+    assert (
+        run.info.status,
+        run.data.params["model.path"],
+        run.data.params["input.augmentation.padding"],
+        model_metadata(trained.summary.model_uri).bands,
+    ) == ("FINISHED", "keras.applications:MobileNet", "4", ("B04", "B03", "B02"))
     # An undecided network has a focal loss of 0.5 ** 3 * log 2 = 0.087, where its cross-entropy is log 2 = 0.69.
     assert 0 < run.data.metrics["train/loss"] < 0.3
     assert 0 < run.data.metrics["val/ranking"] <= 1

@@ -40,8 +40,10 @@ def test_such_storage_is_recognised(volume: dict[str, str], tmp_path: Path) -> N
         "from pipelines.storage.whole_files import takes_whole_files_only as only\n"
         "print(*[only(Path(path)) for path in sys.argv[1:]])"
     )
-    assert run(volume, "-c", code, f"{volume['WHOLE_FILES_ONLY']}/new", str(tmp_path)) == "True False\n"
-    assert list(Path(volume["WHOLE_FILES_ONLY"], "new").iterdir()) == []
+    assert (
+        run(volume, "-c", code, f"{volume['WHOLE_FILES_ONLY']}/new", str(tmp_path)),
+        list(Path(volume["WHOLE_FILES_ONLY"], "new").iterdir()),
+    ) == ("True False\n", [])
 
 
 def test_a_copy_is_compared_with_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

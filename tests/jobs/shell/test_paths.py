@@ -131,8 +131,10 @@ def test_a_configuration_may_be_in_the_home_folder(elsewhere: Path, monkeypatch:
 
 def test_the_result_of_a_job_is_where_its_name_says(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(elsewhere))
-    assert run("list", ["--result", "~/r.json"], lambda result: None) == 0
-    assert [each.name for each in elsewhere.iterdir()] == ["r.json"]
+    assert (
+        run("list", ["--result", "~/r.json"], lambda result: None),
+        [each.name for each in elsewhere.iterdir()],
+    ) == (0, ["r.json"])
     Result("train", model_uri="runs:/1/model").write(elsewhere / "train.json")
     meanings = {
         **dict.fromkeys(("$HOME/train.json", f"file:{elsewhere}/train.json"), "runs:/1/model"),

@@ -38,17 +38,18 @@ def small():
 
 def test_build_model_maps_stored_pixels_to_logits(small):
     logits = small(IMAGES)
-    assert {name: (each.shape[1:], each.dtype) for name, each in small.input.items()} == {
-        group.name: (group.shape, group.dtype) for group in SENTINEL_GROUPS
-    }
-    assert (small.name, logits.shape, logits.dtype) == ("resnet", (2, 5), tf.float32)
+    assert (
+        {name: (each.shape[1:], each.dtype) for name, each in small.input.items()},
+        small.name,
+        logits.shape,
+        logits.dtype,
+    ) == ({group.name: (group.shape, group.dtype) for group in SENTINEL_GROUPS}, "resnet", (2, 5), tf.float32)
 
 
 @pytest.mark.parametrize(("task", "function"), [("multi_label", tf.sigmoid), ("single_label", tf.nn.softmax)])
 def test_probabilities_have_the_inputs_and_a_copy_of_the_weights(small, task, function):
     served = with_probabilities(small, task)
-    assert served.input.keys() == small.input.keys()
-    assert served.layers[-1].name == "probabilities"
+    assert (served.input.keys(), served.layers[-1].name) == (small.input.keys(), "probabilities")
     assert not {id(variable) for variable in served.variables} & {id(variable) for variable in small.variables}
     np.testing.assert_equal(served.get_weights(), small.get_weights())
     np.testing.assert_allclose(served(IMAGES), function(small(IMAGES)), atol=1e-6)
@@ -78,8 +79,10 @@ def test_half_precision_computes_so_and_keeps_float32_variables(precision, augme
     network = half if augmentation is None else half.network
     assert keras.config.dtype_policy().name == "float32"
     names = ("stem_conv", "stem_bn", "stem_pool", "stage1_block1_relu1", "stage4_block2_add", "pool")
-    assert [network.get_layer(name).compute_dtype for name in names] == [precision] * 5 + ["float32"]
-    assert {variable.dtype for variable in half.variables} == {"float32"}
+    assert (
+        [network.get_layer(name).compute_dtype for name in names],
+        {variable.dtype for variable in half.variables},
+    ) == ([precision] * 5 + ["float32"], {"float32"})
     np.testing.assert_equal(half.get_weights(), full.get_weights())
     logits = half(IMAGES)
     assert logits.dtype == tf.float32

@@ -26,8 +26,10 @@ def test_resnet50_has_the_parameters_of_the_paper(resnet50):
 )
 def test_depth_counts_the_layers_of_the_main_path(depth, convolutions):
     model = network_of("resnet", depth=depth, width_factor=0.125)
-    assert [layer.use_bias for layer in layers_of(model, keras.layers.Conv2D)] == [False] * convolutions
-    assert len(layers_of(model, keras.layers.BatchNormalization)) == convolutions
+    assert (
+        [layer.use_bias for layer in layers_of(model, keras.layers.Conv2D)],
+        len(layers_of(model, keras.layers.BatchNormalization)),
+    ) == ([False] * convolutions, convolutions)
 
 
 def test_only_the_3x3_convolution_of_a_bottleneck_strides(resnet50):

@@ -10,8 +10,11 @@ def test_the_published_network_has_6_5_million_weights():
     convolutions = 9 * (3 * 64 + 64 * 128 + 2 * 128**2 + 128 * 256 + 256 * 512 + 2 * 512**2)
     normalisations, model = 2 * (64 + 3 * 128 + 256 + 3 * 512), network_of("resnet9", width_factor=1.0)
     published = convolutions + 2 * normalisations + 512 * 10 + 10
-    assert (model.count_params(), round(convolutions / 1e6, 1)) == (published, 6.6)
-    assert len([layer for layer in model.layers if layer.name.endswith(("conv", "conv1", "conv2", "logits"))]) == 9
+    assert (
+        model.count_params(),
+        round(convolutions / 1e6, 1),
+        len([layer for layer in model.layers if layer.name.endswith(("conv", "conv1", "conv2", "logits"))]),
+    ) == (published, 6.6, 9)
 
 
 @pytest.mark.parametrize(("stem_stride", "sides"), [(1, [32, 16, 8, 4]), (2, [16, 8, 4, 2])])

@@ -197,8 +197,7 @@ def test_downpour_is_as_published(one: dict[str, Any], periods: str) -> None:
 
 
 def test_micro_batches_are_one_push(one: dict[str, Any]) -> None:
-    assert len(one["micro-batches"]["payloads"]) == STEPS / 2
-    assert int(one["micro-batches"]["state"][0]) == STEPS / 2
+    assert (len(one["micro-batches"]["payloads"]), int(one["micro-batches"]["state"][0])) == (STEPS / 2, STEPS / 2)
 
 
 @pytest.mark.parametrize("codec", ["onebit", "topk"])

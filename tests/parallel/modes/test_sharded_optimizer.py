@@ -227,8 +227,7 @@ def test_a_sharded_optimizer_is_the_whole_one(everyones: list[dict[str, Any]], n
         whole, sharded = found[name][False], found[name][True]
         assert difference(whole["weights"], whole["start"]) > 1e-3
         assert difference(sharded["weights"], whole["weights"]) < 1e-6
-        assert sharded["state"].keys() == whole["state"].keys()
-        assert list(sharded["state"]) == list(whole["state"])
+        assert (sharded["state"].keys(), list(sharded["state"])) == (whole["state"].keys(), list(whole["state"]))
         for path, value in whole["state"].items():
             assert sharded["state"][path].shape == value.shape, path
         assert difference(list(sharded["state"].values()), list(whole["state"].values())) < 1e-5

@@ -36,12 +36,12 @@ def test_what_was_appended_is_read_and_the_last_line_of_a_cell_counts(path: Path
     write(path, GridLine(parent="p", experiment="e"), cell("a", "failed"), cell("b", "diverged"))
     write(path, cell("a"))
     results = ResultsFile(path)
-    assert {name: line.is_done for name, line in results.cells.items()} == {"a": True, "b": True}
-    assert ([line.parent for line in results.parents], runs_of(results.lines, "x"), path.read_text().count("\n")) == (
-        ["p"],
-        [],
-        4,
-    )
+    assert (
+        {name: line.is_done for name, line in results.cells.items()},
+        [line.parent for line in results.parents],
+        runs_of(results.lines, "x"),
+        path.read_text().count("\n"),
+    ) == ({"a": True, "b": True}, ["p"], [], 4)
     results.close()
 
 

@@ -206,8 +206,11 @@ def test_what_is_not_recorded_is_a_dash() -> None:
 
 def test_a_target_of_ones_own() -> None:
     targets = section(compared([training(0), training(1, optimizer="sgd", best=0.5)], target=0.8).page, "target")
-    assert ("Time to val/top_1 0.8" in targets, "--target" in targets) == (True, False)
-    assert cells(targets)[-3:] == ["2", "sgd", "not reached"]
+    assert ("Time to val/top_1 0.8" in targets, "--target" in targets, cells(targets)[-3:]) == (
+        True,
+        False,
+        ["2", "sgd", "not reached"],
+    )
 
 
 def test_names_from_other_peoples_files_are_escaped() -> None:

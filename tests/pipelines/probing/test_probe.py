@@ -59,9 +59,9 @@ def test_features_are_what_the_head_takes_in_the_order_of_the_dataset(
     kernel, bias = (np.asarray(weight, np.float64) for weight in logged.head)
     for split, rows in (("train", 32), ("validation", 12), ("test", 12)):
         reader, found = SplitReader(small_dataset, split), features.array(split, "features")
-        assert found.shape == (rows, len(kernel))
-        assert [name for table in features.read(split, ["id"]) for name in table["id"].to_pylist()] == list(
-            reader.ids()
+        assert (found.shape, [name for table in features.read(split, ["id"]) for name in table["id"].to_pylist()]) == (
+            (rows, len(kernel)),
+            list(reader.ids()),
         )
         np.testing.assert_array_equal(features.array(split, "targets"), reader.gather(np.arange(rows)).targets)
         probabilities = 1 / (1 + np.exp(-(found @ kernel + bias)))

@@ -23,8 +23,7 @@ from pipelines.scaling.step import Wire
 )
 def test_a_link_is_read(text: str, speed: float, latency: float | None, label: str) -> None:
     link = link_of(text)
-    assert [link.bytes_per_second, link.latency_seconds] == pytest.approx([speed, latency])
-    assert link.label == label
+    assert ([link.bytes_per_second, link.latency_seconds], link.label) == (pytest.approx([speed, latency]), label)
 
 
 @pytest.mark.parametrize("text", ["", "fast", "1", "1Gb", "1 GB/s", "0Gbit/s", "1Gbit/s,", "1Gbit/s,5", "-1Gbit/s"])

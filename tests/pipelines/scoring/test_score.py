@@ -222,8 +222,10 @@ def test_a_raw_archive_gives_the_predictions_of_its_dataset(
     times = times_of(output)
     shutil.copytree(small_archive, archive, dirs_exist_ok=True)
     again()
-    assert len(times_of(output).items() - times.items()) == 1
-    assert sorted(row["id"] for row in predictions_of(output)) == sorted(expected)
+    assert (len(times_of(output).items() - times.items()), sorted(row["id"] for row in predictions_of(output))) == (
+        1,
+        sorted(expected),
+    )
     # The archive has changed since: another sample is gone.
     pq.write_table(pq.read_table(small_archive / "metadata.parquet").slice(1), archive / "metadata.parquet")
     again(code=2)
@@ -276,8 +278,10 @@ def test_a_damaged_row_is_rejected_until_it_is_mended_and_its_neighbours_are_not
     assert len(predictions_of(output)) == len(others)
     shard.write_bytes(whole)  # as `prepare.verify=true` leaves it, with the same dataset.json
     assert "1 parts are scored again, as samples that were rejected can be read now" in strict()
-    assert pq.read_table(output / "_rejected.parquet").num_rows == 0
-    assert sorted(row["id"] for row in predictions_of(output)) == sorted(expected)
+    assert (
+        pq.read_table(output / "_rejected.parquet").num_rows,
+        sorted(row["id"] for row in predictions_of(output)),
+    ) == (0, sorted(expected))
 
 
 def test_an_exported_model_has_its_thresholds_with_it(

@@ -23,15 +23,19 @@ def test_files_of_a_folder(folder: Location) -> None:
     folder.make("sub")
     folder.write("a b#é.txt", b"0123456789")
     folder.write("sub/empty", b"")
-    assert folder.names() == ["a b#é.txt", "sub"]
-    assert {entry[:2] for entry in folder.entries()} == {("a b#é.txt", False), ("sub", True)}
+    assert (folder.names(), {entry[:2] for entry in folder.entries()}) == (
+        ["a b#é.txt", "sub"],
+        {("a b#é.txt", False), ("sub", True)},
+    )
     starts = [("a b#é.txt", 3), ("a b#é.txt", 99), ("sub/empty", 5)]
     assert [folder.read_start(*start) for start in starts] == [b"012", b"0123456789", b""]
     with folder.open("a b#é.txt") as file:
         file.seek(7)
         assert file.read() == b"789"
-    assert [folder.size(name) for name in ("a b#é.txt", "sub/empty", "sub", "missing")] == [10, 0, None, None]
-    assert [folder.modified(name) is None for name in ("a b#é.txt", "missing")] == [False, True]
+    assert (
+        [folder.size(name) for name in ("a b#é.txt", "sub/empty", "sub", "missing")],
+        [folder.modified(name) is None for name in ("a b#é.txt", "missing")],
+    ) == ([10, 0, None, None], [False, True])
     assert folder.names("a b#é.txt") == folder.names("missing") == []
     for _ in range(2):
         folder.remove("sub")
@@ -62,15 +66,17 @@ def test_a_file_is_a_location_too(folder: Location, tmp_path: Path) -> None:
     for name in ("step-1.npz", "step-2.npz", "other"):
         folder.write(name, name.encode())
     file = folder / "step-1.npz"
-    assert (file.name, file.stem, file.parent, file.sibling("other").read()) == (
-        "step-1.npz",
-        "step-1",
-        folder,
-        b"other",
-    )
-    assert [file.is_file(), file.is_folder(), folder.is_file(), folder.is_folder()] == [True, False, False, True]
-    assert [(folder / "missing").is_file(), (folder / "missing").is_folder()] == [False, False]
-    assert sorted(found.name for found in folder.glob("step-*")) == ["step-1.npz", "step-2.npz"]
+    assert (
+        file.name,
+        file.stem,
+        file.parent,
+        file.sibling("other").read(),
+        [file.is_file(), file.is_folder(), folder.is_file(), folder.is_folder()],
+    ) == ("step-1.npz", "step-1", folder, b"other", [True, False, False, True])
+    assert (
+        [(folder / "missing").is_file(), (folder / "missing").is_folder()],
+        sorted(found.name for found in folder.glob("step-*")),
+    ) == ([False, False], ["step-1.npz", "step-2.npz"])
     assert file in folder.glob("step-*")
     with file.open() as opened:
         assert (file.size(), opened.read()) == (10, b"step-1.npz")
@@ -85,8 +91,10 @@ def test_a_file_is_a_location_too(folder: Location, tmp_path: Path) -> None:
 
 
 def test_only_a_local_location_is_a_path(tmp_path: Path) -> None:
-    assert os.fspath(Location.at(tmp_path)) == str(tmp_path)
-    assert [Location(url).parent.url for url in ("/a", "/a/b", "s3://bucket/a")] == ["/", "/a", "s3://bucket"]
+    assert (
+        os.fspath(Location.at(tmp_path)),
+        [Location(url).parent.url for url in ("/a", "/a/b", "s3://bucket/a")],
+    ) == (str(tmp_path), ["/", "/a", "s3://bucket"])
     with pytest.raises(AssertionError, match="s3://bucket/a"):
         os.fspath(Location("s3://bucket/a"))
 
@@ -117,8 +125,11 @@ def test_a_folder_travels(folder: Location) -> None:
 
 def test_folders_beside_and_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert (Location.at("data/x").url, Location.at(Location.at("x"))) == (f"{tmp_path}/data/x", Location.at("x"))
-    assert (Location.at("x") / "y").sibling("z").name == "z"
+    assert (Location.at("data/x").url, Location.at(Location.at("x")), (Location.at("x") / "y").sibling("z").name) == (
+        f"{tmp_path}/data/x",
+        Location.at("x"),
+        "z",
+    )
     folder = Location.at("s3://bucket/folder/")
     assert (folder.url, folder.name, folder.is_local) == ("s3://bucket/folder", "folder", False)
 

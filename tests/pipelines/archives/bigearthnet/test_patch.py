@@ -16,5 +16,7 @@ def test_dates_and_meteorological_seasons() -> None:
 
 def test_flags_are_null_where_one_is_unknown() -> None:
     snow, cloud = pa.array([True, False, True, None, False]), pa.array([False, True, True, True, False])
-    assert flag_lists(snow, cloud).to_pylist() == [["snow"], ["cloud_or_shadow"], ["snow", "cloud_or_shadow"], None, []]
-    assert flag_lists(pa.array([], pa.bool_()), pa.array([], pa.bool_())).to_pylist() == []
+    assert (
+        flag_lists(snow, cloud).to_pylist(),
+        flag_lists(pa.array([], pa.bool_()), pa.array([], pa.bool_())).to_pylist(),
+    ) == ([["snow"], ["cloud_or_shadow"], ["snow", "cloud_or_shadow"], None, []], [])

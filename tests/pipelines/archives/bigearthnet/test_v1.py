@@ -126,8 +126,10 @@ def test_listed_patches_that_are_not_there(v1: Path) -> None:
         {"id": f"{SCENE}_77_77", "file": folder, "reason": "missing folder", "detail": ""}
     ]
     subset = BigEarthNetV1(str(v1), subset=True).index()
-    assert len(subset.unusable) == 0
-    assert subset.samples.to_pylist() == [row for row in missing.samples.to_pylist() if row["labels"]]
+    assert (len(subset.unusable), subset.samples.to_pylist()) == (
+        0,
+        [row for row in missing.samples.to_pylist() if row["labels"]],
+    )
 
 
 def test_no_patch_at_all(v1: Path) -> None:

@@ -47,11 +47,12 @@ def test_good_rows_are_sorted_by_id(tmp_path: Path) -> None:
 def test_classes_are_ascending_and_each_once() -> None:
     labels = pa.array([["Urban fabric"], ["Pastures", "Arable land", "Pastures"]])
     indices = class_indices(labels)
-    assert (indices.type, indices.to_pylist()) == (INDEX_SCHEMA.field("labels").type, [[18], [1, 15]])
-    assert (class_indices(labels.slice(1)).to_pylist(), class_indices(labels.slice(0, 0)).to_pylist()) == (
-        [[1, 15]],
-        [],
-    )
+    assert (
+        indices.type,
+        indices.to_pylist(),
+        class_indices(labels.slice(1)).to_pylist(),
+        class_indices(labels.slice(0, 0)).to_pylist(),
+    ) == (INDEX_SCHEMA.field("labels").type, [[18], [1, 15]], [[1, 15]], [])
 
 
 @pytest.mark.parametrize(

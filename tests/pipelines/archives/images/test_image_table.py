@@ -70,8 +70,10 @@ def test_a_hugging_face_dataset(tmp_path: Path) -> None:
     assert archive.description == ArchiveDescription("table", "single_label", ("cat", "ant", "bee"), (group,))
     index = valid_index(archive)
     rows = {row["id"]: row for row in index.samples.to_pylist()}
-    assert rows["data/train-00000-of-00002.parquet#3"]["labels"] == [2]
-    assert Counter(row["split"] for row in rows.values()) == {"train": 7, "validation": 3, "test": 1}
+    assert (rows["data/train-00000-of-00002.parquet#3"]["labels"], Counter(row["split"] for row in rows.values())) == (
+        [2],
+        {"train": 7, "validation": 3, "test": 1},
+    )
     assert reasons(index.rejected.to_pylist()) == [("data/test-00000-of-00001.parquet#1", "no label")]
     travelled = pickle.loads(pickle.dumps(archive))
     for number, row in enumerate(sorted(name for name in rows if "train" in name)):
@@ -192,11 +194,11 @@ def test_lists_are_several_labels_and_splits_are_drawn(tmp_path: Path) -> None:
     archive = ImageTable(str(tmp_path), split_fractions=(0.5, 0.25, 0.25))
     assert (archive.description.task, archive.description.class_names) == ("multi_label", ("sand", "tree", "water"))
     index = archive.index()
-    assert ([row["labels"] for row in index.samples.to_pylist()][:3], index.rejected["detail"].to_pylist()) == (
-        [[1, 2], [2], [0, 1]],
-        ["[]", "None"],
-    )
-    assert splits_of(archive)["train"] == pytest.approx(10, abs=1)
+    assert (
+        [row["labels"] for row in index.samples.to_pylist()][:3],
+        index.rejected["detail"].to_pylist(),
+        splits_of(archive)["train"],
+    ) == ([[1, 2], [2], [0, 1]], ["[]", "None"], pytest.approx(10, abs=1))
     assert index.samples.equals(ImageTable(str(tmp_path), split_fractions=(0.5, 0.25, 0.25)).index().samples)
 
 

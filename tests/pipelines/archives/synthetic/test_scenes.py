@@ -8,8 +8,8 @@ from pipelines.archives.synthetic.scenes import CAPACITY, SCENES, patch
 
 def test_names_are_padded_as_published() -> None:
     first = patch(len(SCENES) * 7)
-    assert first.id == "S2A_MSIL2A_20170608T112121_N9999_R037_T29SNB_00_07"
-    assert (first.s2v1_name, first.s1_name) == (
+    assert (first.id, first.s2v1_name, first.s1_name) == (
+        "S2A_MSIL2A_20170608T112121_N9999_R037_T29SNB_00_07",
         "S2A_MSIL2A_20170608T112121_0_7",
         "S1A_IW_GRDH_1SDV_20170608T060000_29SNB_0_7",
     )

@@ -43,8 +43,10 @@ def test_the_bytes_are_those_of_petastorms_own_objects(count: int) -> None:
     assert (written, pickle.DEFAULT_PROTOCOL) == (pickle.dumps(expected, protocol=4), 4)
     # Its reader allows few classes.
     read = legacy.restricted_loads(written)
-    assert list(read.fields.values()) == list(expected.fields.values())
-    assert [str(field.codec) for field in read.fields.values()] == [str(field.codec) for field in fields]
+    assert (list(read.fields.values()), [str(field.codec) for field in read.fields.values()]) == (
+        list(expected.fields.values()),
+        [str(field.codec) for field in fields],
+    )
     assert (dataset_metadata.UNISCHEMA_KEY, dataset_metadata.ROW_GROUPS_PER_FILE_KEY) == (
         UNISCHEMA_KEY,
         ROW_GROUPS_PER_FILE_KEY,

@@ -25,8 +25,10 @@ def remote_dataset(spark: SparkSession, s3: str, small_archive: Path) -> str:
 
 
 def test_a_remote_dataset_is_the_local_one(remote_dataset: str, small_dataset: Path) -> None:
-    assert content(remote_dataset, DATA) == content(small_dataset, DATA)
-    assert read_manifest(remote_dataset) == read_manifest(small_dataset)
+    assert (content(remote_dataset, DATA), read_manifest(remote_dataset)) == (
+        content(small_dataset, DATA),
+        read_manifest(small_dataset),
+    )
     folder = Location.at(remote_dataset)
     files = ["_index.parquet", "_notes.json.gz", "_rejected.parquet", "dataset.json", "report.html"]
     assert folder.names() == [*files, "test", "train", "validation"]
@@ -106,6 +108,8 @@ def test_a_lease_of_elsewhere_is_dead_when_it_is_old(s3_folder: str, monkeypatch
         Location, "modified", lambda self, name: old if name.endswith("-x.json") else modified(self, name)
     )
     with lease.lease(folder, "_progress") as held:
-        assert folder.names("_progress") == [held.rpartition("/")[2]]
-        assert json.loads(folder.read(held))["replaces"] == ["lease-x.json"]
+        assert (folder.names("_progress"), json.loads(folder.read(held))["replaces"]) == (
+            [held.rpartition("/")[2]],
+            ["lease-x.json"],
+        )
     assert folder.names("_progress") == []

@@ -37,8 +37,10 @@ def test_a_killed_driver_loses_nothing(
         dataset,
         lambda: progress.exists() and len(list(progress.glob("*-part-*.json"))) >= after_shards,
     )
-    assert prepare(spark, small_archive, dataset) == read_manifest(small_dataset)
-    assert content(dataset, DATA) == content(small_dataset, DATA)
+    assert (prepare(spark, small_archive, dataset), content(dataset, DATA)) == (
+        read_manifest(small_dataset),
+        content(small_dataset, DATA),
+    )
     assert not list(dataset.rglob(".*"))
 
 
@@ -81,13 +83,13 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
             prepare(spark, small_archive, disk / "dataset")
         assert not (disk / "dataset").exists()
         subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
-        assert prepare(spark, small_archive, disk / "dataset", progress=seen.append) == read_manifest(small_dataset)
-        assert (content(disk / "dataset", DATA), seen[-1].done, seen[-1].total, seen[-1].rejected) == (
-            content(small_dataset, DATA),
-            56,
-            56,
-            0,
-        )
+        assert (
+            prepare(spark, small_archive, disk / "dataset", progress=seen.append),
+            content(disk / "dataset", DATA),
+            seen[-1].done,
+            seen[-1].total,
+            seen[-1].rejected,
+        ) == (read_manifest(small_dataset), content(small_dataset, DATA), 56, 56, 0)
     finally:
         subprocess.run(["umount", disk], check=False)
 

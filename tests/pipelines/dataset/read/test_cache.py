@@ -45,8 +45,10 @@ def test_the_second_time_nothing_is_read(tmp_path: Path) -> None:
     def never() -> pa.Table:
         raise AssertionError
 
-    assert first_image(cache.get("a", FIELDS, never, ROWS)) == ROWS - 1
-    assert first_image(cache.get("b", FIELDS, lambda: table(7), ROWS)) == 7 + ROWS - 1
+    assert (
+        first_image(cache.get("a", FIELDS, never, ROWS)),
+        first_image(cache.get("b", FIELDS, lambda: table(7), ROWS)),
+    ) == (ROWS - 1, 7 + ROWS - 1)
 
 
 def test_the_least_recently_used_makes_room_and_open_files_stay_readable(tmp_path: Path) -> None:

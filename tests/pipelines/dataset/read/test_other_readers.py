@@ -56,8 +56,10 @@ def test_the_plain_columns_say_what_the_archive_knows(expected: dict[str, dict[s
         assert row["label_names"]
     assert {row["split"] for row in expected.values()} == {"train", "validation", "test"}
     assert {"Portugal", "Finland"} < {row["country"] for row in expected.values()}
-    assert {row["season"] for row in expected.values()} == {"winter", "spring", "summer", "autumn"}
-    assert len({(row["epsg"], row["x0"], row["y0"]) for row in expected.values()}) == 55
+    assert (
+        {row["season"] for row in expected.values()},
+        len({(row["epsg"], row["x0"], row["y0"]) for row in expected.values()}),
+    ) == ({"winter", "spring", "summer", "autumn"}, 55)
 
 
 def test_spark_reads_all_splits_at_once(

@@ -47,13 +47,13 @@ def only_damage(check: DatasetCheck) -> str:
 def test_a_prepared_dataset_is_whole(small_dataset: Path) -> None:
     seen: list[CheckProgress] = []
     check = verify_dataset(small_dataset, threads=2, progress=seen.append)
-    assert (check.is_whole, check.rows, check.shards, [progress.done for progress in seen]) == (
+    assert (check.is_whole, check.rows, check.shards, [progress.done for progress in seen], seen[-1]) == (
         True,
         56,
         len(seen),
         sorted(progress.done for progress in seen),
+        CheckProgress(56, 56, 0),
     )
-    assert seen[-1] == CheckProgress(56, 56, 0)
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,10 @@ def test_a_check_of_one_shard_gives_what_is_in_it(small_dataset: Path) -> None:
     manifest = read_manifest(small_dataset)
     split, fields = manifest.splits["validation"], fixed_fields(manifest.groups, len(manifest.class_names))
     checks = [check_shard(Location.at(small_dataset), shard, fields) for shard in split.shards]
-    assert [check.damage for check in checks] == [None] * len(checks)
-    assert np.sum([check.class_counts for check in checks], axis=0).tolist() == list(split.class_counts)
-    assert sum(len(check.ids) for check in checks) == 12
+    assert (
+        [check.damage for check in checks],
+        np.sum([check.class_counts for check in checks], axis=0).tolist(),
+        sum(len(check.ids) for check in checks),
+    ) == ([None] * len(checks), list(split.class_counts), 12)
     other = Shard(**(split.shards[0].model_dump() | {"row_groups": (1,)}))
     assert "has row groups of" in str(check_shard(Location.at(small_dataset), other, fields).damage)

@@ -28,8 +28,11 @@ def test_bands_of_sentinel_2_are_seen_as_red_green_and_blue(
     images = {"bands_60m": np.full((2, 2, 2), 9000, np.uint16), "bands_10m": np.full((12, 12, 4), 200, np.uint16)}
     images["bands_10m"][..., bands.index(bright)] = 3000
     pixels = visible(images, groups)
-    assert (pixels.shape, pixels.dtype) == ((12, 12, 3), np.dtype(np.uint8))
-    assert {tuple(pixel) for pixel in pixels.reshape(-1, 3).tolist()} == {colour}
+    assert (pixels.shape, pixels.dtype, {tuple(pixel) for pixel in pixels.reshape(-1, 3).tolist()}) == (
+        (12, 12, 3),
+        np.dtype(np.uint8),
+        {colour},
+    )
     png = base64.b64decode(preview(images, groups).removeprefix("data:image/png;base64,"))
     with Image.open(io.BytesIO(png)) as image:
         assert (image.mode, image.getpixel((0, 0))) == ("RGB", colour)

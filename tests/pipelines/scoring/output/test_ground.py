@@ -58,12 +58,14 @@ def test_a_geotiff_has_one_cell_for_each_patch(tmp_path: Path) -> None:
     found = ground([32633] * 3, [600000.0, 601200.0, 603600.0], [5300040.0, 5300040.0, 5298840.0], [0, 2, 1])
     assert write_map(found, tmp_path / "map.tif") == [tmp_path / "map.tif", tmp_path / "map.png"]
     with rasterio.open(tmp_path / "map.tif") as raster:
-        assert (raster.crs.to_epsg(), raster.bounds.left, raster.bounds.top) == (32633, 600000, 5300040)
-        assert (raster.res, raster.nodata, raster.read(1).tolist()) == (
-            (1200, 1200),
-            255,
-            [[0, 2, 255, 255], [255, 255, 255, 1]],
-        )
+        assert (
+            raster.crs.to_epsg(),
+            raster.bounds.left,
+            raster.bounds.top,
+            raster.res,
+            raster.nodata,
+            raster.read(1).tolist(),
+        ) == (32633, 600000, 5300040, (1200, 1200), 255, [[0, 2, 255, 255], [255, 255, 255, 1]])
         assert (raster.tags(1)["class_2"], len({raster.colormap(1)[index] for index in range(3)})) == (
             "Inland waters",
             3,

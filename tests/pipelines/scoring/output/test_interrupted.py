@@ -66,10 +66,10 @@ def check(output: Location, expected: dict[str, float]) -> None:
     """Assert that a folder holds what an undisturbed job leaves, and nothing else."""
     files = [part["file"] for part in json.loads(output.read("predictions.json"))["parts"]]
     log = "_delta_log/00000000000000000000.json"
-    assert set(output.files()) == {*files, "predictions.json", "_rejected.parquet", log}
-    assert sorted(
-        json.loads(line)["add"]["path"] for line in output.read(log).splitlines() if b'"add"' in line
-    ) == sorted(files)
+    assert (
+        set(output.files()),
+        sorted(json.loads(line)["add"]["path"] for line in output.read(log).splitlines() if b'"add"' in line),
+    ) == ({*files, "predictions.json", "_rejected.parquet", log}, sorted(files))
     rows = [row for name in files for row in pq.read_table(io.BytesIO(output.read(name))).to_pylist()]
     assert len(rows) == len(expected), "each sample once"
     assert {row["id"]: row["probabilities"][0] for row in rows} == pytest.approx(expected, rel=1e-5)

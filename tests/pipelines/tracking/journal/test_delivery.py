@@ -109,8 +109,10 @@ def test_every_number_arrives_as_it_is(run: TrackedRun, stored: MlflowClient, wr
     found = stored.get_metric_history(run.run_id, "train/loss")
     # MLflow's databases have no infinity: they keep the largest float in its place.
     largest = sys.float_info.max
-    assert [metric.value for metric in found[:-1]] == [min(max(value, -largest), largest) for value in values]
-    assert [(metric.step, metric.timestamp) for metric in found] == [(each.step, each.milliseconds) for each in points]
+    assert ([metric.value for metric in found[:-1]], [(metric.step, metric.timestamp) for metric in found]) == (
+        [min(max(value, -largest), largest) for value in values],
+        [(each.step, each.milliseconds) for each in points],
+    )
 
 
 def test_a_write_that_the_server_refuses_is_told_of_and_does_not_stop_the_others(

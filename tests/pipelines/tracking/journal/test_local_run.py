@@ -37,8 +37,10 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     RUN.write(tmp_path / "run")
     assert read_local_run(tmp_path / "run") == RUN
     update_local_run(tmp_path / "run", status="KILLED", ended=5)
-    assert read_local_run(tmp_path / "run") == replace(RUN, status="KILLED", ended=5)
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.json"]
+    assert (read_local_run(tmp_path / "run"), [path.name for path in (tmp_path / "run").iterdir()]) == (
+        replace(RUN, status="KILLED", ended=5),
+        ["run.json"],
+    )
     values = json.loads((tmp_path / "run" / "run.json").read_text())
     assert values["run_id"] == "offline-1"
     # Fields of a later version are ignored.

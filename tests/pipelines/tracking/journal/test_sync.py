@@ -93,8 +93,10 @@ def test_a_run_without_a_store_is_written_later_once(client: MlflowClient, tmp_p
         ("eurosat_rgb", "0123", "local", '{"num_rows": 7}'),
         ["logs/rank-0.log"],
     )
-    assert [(m.step, m.value) for m in client.get_metric_history(synced.run_id, "train/loss")] == [(1, 1.0), (2, 0.5)]
-    assert client.get_experiment(run.info.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
+    assert (
+        [(m.step, m.value) for m in client.get_metric_history(synced.run_id, "train/loss")],
+        client.get_experiment(run.info.experiment_id).tags["mlflow.experimentKind"],
+    ) == ([(1, 1.0), (2, 0.5)], "custom_model_development")
 
     again = sync(synced.folder, log_model)
     assert (again.run_id, again.waiting, len(client.search_runs([run.info.experiment_id]))) == (synced.run_id, 1, 1)

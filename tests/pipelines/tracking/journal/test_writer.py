@@ -37,22 +37,29 @@ def test_everything_written_is_read_back(
     assert writer.drain() == ""
     end_run(run, "FINISHED")
 
-    assert artifact_text(uri, run.run_id, "config.yaml") == "hello"
-    assert json.loads(artifact_text(uri, run.run_id, "per_class.json")) == {
-        "columns": ["class", "f1"],
-        "data": [["x", 0.5], ["y", None]],
-    }
-    stored = client.get_run(run.run_id)
-    assert (stored.info.status, stored.info.run_name, stored.data.params, stored.data.tags["tag"]) == (
-        "FINISHED",
-        "name",
-        {"a.b": "1"},
-        "value",
+    assert (
+        artifact_text(uri, run.run_id, "config.yaml"),
+        json.loads(artifact_text(uri, run.run_id, "per_class.json")),
+    ) == (
+        "hello",
+        {
+            "columns": ["class", "f1"],
+            "data": [["x", 0.5], ["y", None]],
+        },
     )
-    assert stored.data.metrics["val/loss"] == 0.5
+    stored = client.get_run(run.run_id)
+    assert (
+        stored.info.status,
+        stored.info.run_name,
+        stored.data.params,
+        stored.data.tags["tag"],
+        stored.data.metrics["val/loss"],
+    ) == ("FINISHED", "name", {"a.b": "1"}, "value", 0.5)
     history = client.get_metric_history(run.run_id, "train/learning_rate")
-    assert [(point.step, point.value) for point in history] == [(step, step / 10) for step in range(1500)]
-    assert {item.path for item in client.list_artifacts(run.run_id)} == {"config.yaml", "per_class.json", "figure.png"}
+    assert (
+        [(point.step, point.value) for point in history],
+        {item.path for item in client.list_artifacts(run.run_id)},
+    ) == ([(step, step / 10) for step in range(1500)], {"config.yaml", "per_class.json", "figure.png"})
 
 
 @pytest.mark.parametrize("deleted", ["run", "experiment"])
@@ -75,8 +82,10 @@ def test_what_is_written_while_a_run_is_deleted_is_kept_until_it_is_restored(
     writer.close()
     assert news == ["away", "back"]
     history = client.get_metric_history(run.run_id, "train/loss")
-    assert [(point.step, point.value) for point in history] == [(10, 1.0), (20, 0.5), (30, 0.25)]
-    assert [item.path for item in client.list_artifacts(run.run_id)] == ["notes.txt"]
+    assert (
+        [(point.step, point.value) for point in history],
+        [item.path for item in client.list_artifacts(run.run_id)],
+    ) == ([(10, 1.0), (20, 0.5), (30, 0.25)], ["notes.txt"])
 
 
 def test_a_metric_that_is_not_listed_is_never_written(writer: RunWriter) -> None:
@@ -100,6 +109,8 @@ def test_the_six_metrics_that_matter_are_the_first_charts(score: str) -> None:
     measured = {name: float(number) for number, name in enumerate(names)} | {"time/encode_seconds": 9.0}
     # MLflow's page has a section of charts for each group, sorted by name.
     shown = sorted({**measured, **metrics.headlines(measured)})
-    assert [name.partition("/")[0] for name in shown].count("epoch") == 6
-    assert {metrics.headlines(measured)[name] for name in shown[:6]} == {0.0, 1.0, 2.0, 3.0, 4.0, 5.0}
+    assert (
+        [name.partition("/")[0] for name in shown].count("epoch"),
+        {metrics.headlines(measured)[name] for name in shown[:6]},
+    ) == (6, {0.0, 1.0, 2.0, 3.0, 4.0, 5.0})
     assert min(metrics.described()).startswith("epoch/")

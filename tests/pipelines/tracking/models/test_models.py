@@ -81,12 +81,14 @@ def test_a_model_is_logged_once_for_each_step(
     for name in (None, "once", "once"):  # as after a training that ended before the model was registered
         log_model(run, model, ModelMetadata(), name, step=8)
     outputs = client.get_run(run.run_id).outputs.model_outputs
-    assert [output.step for output in outputs] == [8]
-    assert [version.source for version in client.search_model_versions("name = 'once'")] == [
-        f"models:/{outputs[0].model_id}"
-    ]
-    assert [metric.value for metric in client.get_logged_model(outputs[0].model_id).metrics] == [0.5]
-    assert len(client.get_metric_history(run.run_id, "val/loss")) == 1
+    assert (
+        [output.step for output in outputs],
+        [version.source for version in client.search_model_versions("name = 'once'")],
+    ) == ([8], [f"models:/{outputs[0].model_id}"])
+    assert (
+        [metric.value for metric in client.get_logged_model(outputs[0].model_id).metrics],
+        len(client.get_metric_history(run.run_id, "val/loss")),
+    ) == ([0.5], 1)
     # The run goes on, and the notebook that trains keeps its settings.
     assert (client.get_run(run.run_id).info.status, dict(os.environ)) == ("RUNNING", environment)
     log_model(run, model, ModelMetadata(), "once", step=16)
@@ -162,8 +164,7 @@ def test_a_model_whose_logging_was_cut_off_is_failed_and_logged_anew(
         for output in client.get_run(run.run_id).outputs.model_outputs
         if output.model_id != left.model_id
     )
-    assert client.get_logged_model(logged).status == "READY"
-    assert load_model(uri)[1].class_names == ("x",)
+    assert (client.get_logged_model(logged).status, load_model(uri)[1].class_names) == ("READY", ("x",))
 
 
 @pytest.mark.parametrize("has_tags_of_models", [pytest.param(True, marks=mlflow_3), False])
@@ -239,10 +240,10 @@ def test_the_champion_changes_only_by_the_margin(client: MlflowClient, register:
         "'main.land.cover', 'champion', '6'), or on the model's page of MLflow"
     )
     assert standing(start_run("tests", None, {}, {}), name) == "", "that run has registered nothing"
-    assert client.get_model_version(name, "2").tags["validation_reason"] == (
-        "val/f1_macro 0.5050, version 1 has 0.5000, and the margin is 0.01"
-    )
-    assert str(client.get_registered_model(name).aliases["challenger"]) == "6"
+    assert (
+        client.get_model_version(name, "2").tags["validation_reason"],
+        str(client.get_registered_model(name).aliases["challenger"]),
+    ) == ("val/f1_macro 0.5050, version 1 has 0.5000, and the margin is 0.01", "6")
     assert len(client.search_model_versions(f"name = '{name}'")) == len(values)
 
 

@@ -35,9 +35,12 @@ def test_a_sqlite_file_is_found_whatever_its_address_asks_for(tmp_path: Path, mo
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     assert runs.check_store("tests") == f"{uri}, which the first run creates"
     run = runs.start_run("tests", None, {}, {})
-    assert {path.name for path in (tmp_path / "new").iterdir()} == {"mlflow.db"}
-    assert (runs.check_store("tests"), experiment_of(run.run_id)) == (f"{uri} answers", "tests")
-    assert recorded_training(run.run_id, groups=(), metrics=()).run_id == run.run_id
+    assert (
+        {path.name for path in (tmp_path / "new").iterdir()},
+        runs.check_store("tests"),
+        experiment_of(run.run_id),
+        recorded_training(run.run_id, groups=(), metrics=()).run_id,
+    ) == ({"mlflow.db"}, f"{uri} answers", "tests", run.run_id)
 
 
 def test_a_run_belongs_to_the_active_experiment(client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,8 +208,10 @@ def test_a_run_ends_as_its_training_does_and_a_resumed_one_finishes(
     with pytest.raises(type(error)), recorded() as driver:
         dies_in_rank_0(driver)
     run_id = driver.run.run_id
-    assert client.get_run(run_id).info.status == status
-    assert [metric.step for metric in client.get_metric_history(run_id, "train/loss")] == [8]
+    assert (
+        client.get_run(run_id).info.status,
+        [metric.step for metric in client.get_metric_history(run_id, "train/loss")],
+    ) == (status, [8])
     with recorded(resuming(run_id)) as driver:
         resumed = client.get_run(run_id).info
         assert (resumed.status, resumed.run_name) == ("RUNNING", driver.name)
@@ -245,8 +247,10 @@ def test_a_diverged_run_says_so_and_a_new_run_takes_tags(client: MlflowClient) -
     run_id = stored.info.run_id
     for error, tag in ((KeyboardInterrupt(), ""), (diverged, told["diverged"])):
         fail(error, resuming(run_id))
-        assert client.get_run(run_id).data.tags["diverged"] == tag
-        assert compared_run(recorded_training(run_id, groups=(), metrics=()), "groundswell").is_diverged == bool(tag)
+        assert (
+            client.get_run(run_id).data.tags["diverged"],
+            compared_run(recorded_training(run_id, groups=(), metrics=()), "groundswell").is_diverged,
+        ) == (tag, bool(tag))
 
 
 @pytest.mark.parametrize("told_by", ["store", "folder"])
@@ -299,8 +303,11 @@ def test_a_run_without_mlflow_is_kept_resumed_and_written_later(
     write_checkpoint(Path(lost), 8)
     assert newest(*offline) == lost
     more = [*offline[:1], resuming(lost), "training.seed=5"]
-    assert record(*more, summary=unrecorded("tracking.offline=true")) == lost
-    assert ([path.name for path in tmp_path.iterdir()], client.get_experiment_by_name("offline")) == ([lost], None)
+    assert (
+        record(*more, summary=unrecorded("tracking.offline=true")),
+        [path.name for path in tmp_path.iterdir()],
+        client.get_experiment_by_name("offline"),
+    ) == (lost, [lost], None)
 
     # Continued with MLflow: it gets the run first.
     run_id = str(with_stored_run(config(resuming(lost))).training.resume_run)

@@ -75,8 +75,10 @@ def test_the_suggestion_is_the_steepest_descent_at_most_a_tenth_of_the_lowest() 
     losses = [1 / (1 + math.exp(8 * (place + 2))) + max(0.0, 8 * (place + 0.5)) for place in places]
     found: Any = suggest(run(losses).points)
     # Smoothing is late by about nine steps, which are 0.36 decades.
-    assert [math.log10(rate) for rate in (found.steepest, found.lowest)] == pytest.approx([-1.65, -0.4], abs=0.25)
-    assert found.rate == pytest.approx(min(found.steepest, found.lowest / 10))
+    assert ([math.log10(rate) for rate in (found.steepest, found.lowest)], found.rate) == (
+        pytest.approx([-1.65, -0.4], abs=0.25),
+        pytest.approx(min(found.steepest, found.lowest / 10)),
+    )
 
 
 @pytest.mark.parametrize("losses", [[1.0 + 0.01 * step for step in range(50)], [1.0] * 5 + [math.nan] * 5])
@@ -110,8 +112,10 @@ def test_the_search_ends_within_a_tenth_of_what_fits(fixed: float, sample: float
 @pytest.mark.parametrize("sample", [300.0, 470.0, 900.0])
 def test_batches_that_mixup_takes_are_even(sample: float) -> None:
     settings = [load("smoke", settings).training for settings in ([], ["training.mixup=0.2"])]
-    assert [batch_multiple(training) for training in settings] == [1, 2]
-    assert {trial.batch_size % 2 for trial in search(500, sample, largest_allowed=10, multiple=2).trials} == {0}
+    assert (
+        [batch_multiple(training) for training in settings],
+        {trial.batch_size % 2 for trial in search(500, sample, largest_allowed=10, multiple=2).trials},
+    ) == ([1, 2], {0})
 
 
 def test_the_search_has_bounds() -> None:

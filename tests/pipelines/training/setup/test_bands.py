@@ -44,8 +44,10 @@ def test_channels_are_in_the_order_of_the_setting_or_of_the_dataset() -> None:
         {"bands_10m": (2, None, 1, None), "bands_20m": (0, None), "sentinel1": (None, None)},
     ]
     whole = ["B02", "B03", "B04", "B08", "B05", "B06", "VV", "VH"]
-    assert [seen_bands(GROUPS, bands) for bands in (chosen, None)] == [chosen, whole]
-    assert [group.name for group in used_groups(GROUPS, chosen)] == ["bands_10m", "bands_20m"]
+    assert (
+        [seen_bands(GROUPS, bands) for bands in (chosen, None)],
+        [group.name for group in used_groups(GROUPS, chosen)],
+    ) == ([chosen, whole], ["bands_10m", "bands_20m"])
 
 
 def test_a_band_that_the_dataset_has_twice_is_refused() -> None:

@@ -92,8 +92,10 @@ def test_the_augmentations_settings_reach_it(manifest: Manifest) -> None:
 )
 def test_the_networks_settings_reach_it(chosen: str, blocks: int, last: str, manifest: Manifest) -> None:
     model = make_model(load("smoke", [f"model={chosen}"]), manifest)
-    assert model.get_layer("stem_conv").filters == 32
-    assert len([layer for layer in model.layers if layer.name.endswith("_add")]) == blocks
+    assert (
+        model.get_layer("stem_conv").filters,
+        len([layer for layer in model.layers if layer.name.endswith("_add")]),
+    ) == (32, blocks)
     assert model.get_layer(last)
 
 
@@ -143,8 +145,11 @@ def test_the_optimizers_settings_reach_it(name: str, decay: float, dense_model: 
     }
     optimizer = make_optimizer(optimizer_of(name, weight_decay=decay, **chosen[name]), dense_model)
     built = optimizer.get_config()
-    assert built | {"weight_decay": built["weight_decay"] or 0.0} == built | chosen[name] | {"weight_decay": decay}
-    assert (float(optimizer.learning_rate), optimizer.built) == (0.0, True)
+    assert (
+        built | {"weight_decay": built["weight_decay"] or 0.0},
+        float(optimizer.learning_rate),
+        optimizer.built,
+    ) == (built | chosen[name] | {"weight_decay": decay}, 0.0, True)
 
 
 def optimizer_of(name: str, **settings: Any) -> OptimizerConfig:
