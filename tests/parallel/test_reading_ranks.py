@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.dataset.read.reader import SplitReader, training_batches
+from pipelines.dataset.read.reader import ReaderSettings, SplitReader, training_batches
 from pipelines.launch.runner import BarrierRunner, WorkerError
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(120)]
@@ -20,11 +21,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(120)]
 
 def read_epoch(dataset: str, cache: str) -> list[list[int]]:
     """Rows of each batch of this rank, its pixels compared with those of the row's number in the whole split."""
-    import os
-    from pathlib import Path
-
-    from pipelines.dataset.read.reader import ReaderSettings, SplitReader, training_batches
-
     rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
     reader = SplitReader(dataset, "train", ReaderSettings(cache_folder=Path(cache)))
     batches = training_batches(reader, seed=0, epoch=0, global_batch_size=8, rank=rank, size=size)
@@ -71,12 +67,6 @@ def test_a_damaged_file_stops_every_rank_at_once(spark: SparkSession, copied: Pa
 
 def read_until_it_breaks(dataset: str, shard: str) -> None:
     """Rank 1 meets a file that shrinks while it is read; rank 0 waits for it, as in an allreduce."""
-    import os
-    import time
-    from pathlib import Path
-
-    from pipelines.dataset.read.reader import SplitReader, training_batches
-
     reader, rank_0_has_opened = SplitReader(dataset, "train"), Path(dataset, "rank-0-has-opened")
     if os.environ["HOROVOD_RANK"] == "0":
         rank_0_has_opened.touch()

@@ -15,7 +15,6 @@ GLOBAL_BATCH, SIZES = 16, [16, 24, 32]
 def moved_by(global_batch: int, sizes: list[int]) -> list[Any]:
     """Train a small network for two steps at each size; how far its weights moved, and its moving statistics."""
     import keras
-    import numpy as np
     import tensorflow as tf
 
     from conf.load import load

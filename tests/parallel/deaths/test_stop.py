@@ -1,7 +1,10 @@
 """One rank of a run is asked to stop: all ranks stop after the same step, with a checkpoint."""
 
+import os
 import re
+import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from pyspark.sql import SparkSession
 from conf.load import load
 from jobs.train import train
 from pipelines.launch.driver.failure import RankLostError
+from pipelines.launch.rank.report import attempt, stop_requested
 from pipelines.storage.folder import Location
 from pipelines.training import entry
 from pipelines.training.checkpoint.state import newest_state
@@ -28,10 +32,6 @@ def _by_value() -> None:
 
 def training_with_a_signal(config: Any, run: Any, checkpoints: Any, signal_once: Callable[[], None]) -> Any:
     """`entry.train`, but in the first attempt rank 1 calls a function before its first step."""
-    import os
-    import time
-
-    from pipelines.launch.rank.report import attempt
     from pipelines.training.worker import train_worker
 
     def ask_once(_: Any, step: int) -> None:
@@ -45,11 +45,6 @@ def training_with_a_signal(config: Any, run: Any, checkpoints: Any, signal_once:
 
 def training_that_is_asked_to_stop(config: Any, run: Any, checkpoints: Any) -> Any:
     """The process of rank 1 receives SIGTERM."""
-    import os
-    import signal
-    import time
-
-    from pipelines.launch.rank.report import stop_requested
 
     def end() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -98,9 +93,6 @@ def test_all_ranks_stop_after_the_same_step(
 
 def training_that_is_killed(config: Any, run: Any, checkpoints: Any) -> Any:
     """The process of rank 1 is killed, as the kernel does where memory is short."""
-    import os
-    import signal
-
     return training_with_a_signal(config, run, checkpoints, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
@@ -126,11 +118,6 @@ def test_what_memory_a_killed_rank_needs_is_said(
 
 def training_whose_executor_is_decommissioned(config: Any, run: Any, checkpoints: Any) -> Any:
     """The executor of rank 1 receives SIGPWR, as from Spark's own `decommission-worker.sh` and Kubernetes."""
-    import os
-    import signal
-    import time
-
-    from pipelines.launch.rank.report import stop_requested
 
     def decommission() -> None:
         pid = os.getppid()
@@ -145,12 +132,6 @@ def training_whose_executor_is_decommissioned(config: Any, run: Any, checkpoints
 
 def train_while_an_executor_is_decommissioned(dataset: str, output: str, network: str) -> tuple[str, str]:
     """The run and its folder."""
-    from pyspark.sql import SparkSession
-
-    from conf.load import load
-    from jobs.train import train
-    from pipelines.training import entry
-
     entry.train = training_whose_executor_is_decommissioned
     settings = [f"dataset.path={dataset}", f"training.output={output}", "launch.retries=1", network]
     builder = SparkSession.builder.master("local-cluster[3,1,1024]").config("spark.ui.enabled", "false")

@@ -15,7 +15,6 @@ MICRO_BATCH, PARTS, STEPS = 8, 4, 4
 def train(micro_batches: int, micro_batch: int, parts: int, steps: int) -> list[Any]:
     """Train a small network on a fixed order of samples; its weights and moving statistics at the end."""
     import keras
-    import numpy as np
     import tensorflow as tf
 
     from conf.load import load

@@ -16,10 +16,8 @@ GLOBAL_BATCH, STEPS = 16, 3
 def train(span: int, micro_batches: int, global_batch: int, steps: int) -> list[Any]:
     """Train a small network on fixed batches; how far its weights moved, and its moving statistics."""
     import keras
-    import numpy as np
     import tensorflow as tf
 
-    from conf.load import load
     from models.layers.normalisation import FusedBatchNormalization, normalise_over
     from models.losses import classification_loss
     from pipelines.training.modes.synchronous import Synchronous

@@ -18,7 +18,6 @@ CODECS = {"none": 1e-4, "fp16": 2e-2}
 def three_steps(codec: str, global_batch: int, steps: int) -> dict[str, Any]:
     """Train a small ResNet with frozen batch norm on this rank's part of fixed batches; its weights at the end."""
     import keras
-    import numpy as np
     import tensorflow as tf
 
     from conf.load import load

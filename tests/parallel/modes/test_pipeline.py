@@ -48,10 +48,8 @@ def train(
     One stage is synchronous training: then each rank takes as many micro-batches as it needs for all copies.
     """
     import keras
-    import numpy as np
     import tensorflow as tf
 
-    from conf.load import load
     from models.layers.augmentation import Augmentation
     from models.layers.preprocessing import InputGroup
     from models.losses import classification_loss
