@@ -311,8 +311,9 @@ def artifact_text(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, st
     from mlflow import MlflowClient
 
     def read(store: str, run_id: str, name: str) -> str:
-        folder = tmp_path_factory.mktemp("artifacts")
-        return Path(MlflowClient(store).download_artifacts(run_id, name, str(folder))).read_text()
+        return Path(
+            MlflowClient(store).download_artifacts(run_id, name, str(tmp_path_factory.mktemp("artifacts")))
+        ).read_text()
 
     return read
 

@@ -28,8 +28,9 @@ def largest(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> floa
 
 def relative(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
     """Length of the difference over the length, the largest of all variables."""
-    pairs = zip(found, expected, strict=True)
-    return max(float(np.linalg.norm(own - other) / np.linalg.norm(other)) for own, other in pairs)
+    return max(
+        float(np.linalg.norm(own - other) / np.linalg.norm(other)) for own, other in zip(found, expected, strict=True)
+    )
 
 
 def accumulation(*, smoke: bool) -> dict[str, float]:

@@ -49,8 +49,7 @@ def validator(shared_data: Path) -> Any:
 
 
 def mistakes(validator: Any, document: Document) -> list[str]:
-    found = validator.iter_errors(document)
-    return ["/".join(map(str, error.absolute_path)) + ": " + error.message for error in found]
+    return ["/".join(map(str, error.absolute_path)) + ": " + error.message for error in validator.iter_errors(document)]
 
 
 def mappings(document: Any) -> Iterator[Document]:

@@ -20,8 +20,9 @@ SMALL = {"resnet": {"depth": 18}, "resnet_cifar": {"depth": 8}}
 
 def group_of(name: str, shape: tuple[int, int, int], dtype: str = "uint16", mean: Any = 0.0, std: Any = 1.0) -> Any:
     """An image group; one number is the mean, or the deviation, of all bands."""
-    per_band = (tuple(np.broadcast_to(np.float64(value), shape[2]).tolist()) for value in (mean, std))
-    return InputGroup(name, shape, dtype, *per_band)
+    return InputGroup(
+        name, shape, dtype, *(tuple(np.broadcast_to(np.float64(value), shape[2]).tolist()) for value in (mean, std))
+    )
 
 
 def random_images(groups: Sequence[InputGroup], samples: int = 2, largest: int | None = None) -> dict[str, np.ndarray]:
@@ -43,8 +44,9 @@ def network_of(
     """A network of normalised images `rgb`."""
     keras.utils.set_random_seed(seed)
     images = keras.Input((side, side, bands), name="rgb")
-    logits = NETWORKS[name](images, classes=classes, **{"dtype": None, **settings_of(name, **settings)})
-    return keras.Model({"rgb": images}, logits)
+    return keras.Model(
+        {"rgb": images}, NETWORKS[name](images, classes=classes, **{"dtype": None, **settings_of(name, **settings)})
+    )
 
 
 def normal_images(samples: int = 2, side: int = 32) -> dict[str, np.ndarray]:

@@ -6,9 +6,9 @@ from models.metrics import constant_counts, f1_micro, frequent_classes, multi_la
 
 def test_counts_are_those_of_constant_predictions() -> None:
     targets, predicted = np.random.default_rng(0).integers(0, 2, (20, 4)), np.array([True, False, True, False])
-    probabilities = np.tile(predicted.astype(float), (20, 1))
     np.testing.assert_array_equal(
-        constant_counts(predicted, targets.sum(axis=0), 20), multi_label_counts(probabilities, targets)
+        constant_counts(predicted, targets.sum(axis=0), 20),
+        multi_label_counts(np.tile(predicted.astype(float), (20, 1)), targets),
     )
 
 

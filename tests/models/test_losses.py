@@ -27,8 +27,9 @@ from models.losses import classification_loss
     ],
 )
 def test_cross_entropy_of_each_sample_by_hand(task, odds, targets, expected):
-    found = classification_loss(task)(np.array(targets, np.uint8), np.log(np.float32(odds)))
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        classification_loss(task)(np.array(targets, np.uint8), np.log(np.float32(odds))), expected, rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize(

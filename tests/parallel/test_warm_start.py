@@ -73,8 +73,9 @@ def test_eurosat_from_bigearthnet(
         eurosats = ["B01", "B02", "B03", "B04", "B05", "B06", "B07", "B08", "B09", "B10", "B11", "B12", "B8A"]
         bigearthnets = ["B02", "B03", "B04", "B08", "B05", "B06", "B07", "B8A", "B11", "B12", "B01", "B09"]
         for place, band in enumerate(bigearthnets):
-            found = after["stem_conv.kernel"][:, :, eurosats.index(band)]
-            np.testing.assert_array_equal(found, before["stem_conv.kernel"][:, :, place])
+            np.testing.assert_array_equal(
+                after["stem_conv.kernel"][:, :, eurosats.index(band)], before["stem_conv.kernel"][:, :, place]
+            )
         for name in ("stage1_block1_conv1.kernel", "stem_bn.moving_mean"):
             np.testing.assert_array_equal(after[name], before[name])
         moved = after["stage3_block1_conv2.kernel"] - before["stage3_block1_conv2.kernel"]

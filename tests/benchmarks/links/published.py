@@ -116,8 +116,9 @@ def _lecture():
 
 def _step(row, workers, fixed, per_image, topology):
     worker = Worker(fixed, per_image, 0.0, ((row["bytes"], 1.0),))
-    dense = CodecCosts("none", (), row["bytes"], 0.0, 0.0)
-    return step_seconds(worker, dense, topology, workers, row["batch"] / row["gpus"], None)
+    return step_seconds(
+        worker, CodecCosts("none", (), row["bytes"], 0.0, 0.0), topology, workers, row["batch"] / row["gpus"], None
+    )
 
 
 def _told(row, predicted):

@@ -126,8 +126,9 @@ def make_exchange():
     """`make_exchange(codec name or codec, ranks, **settings)`: likewise, in one bucket, for equal ranks."""
 
     def make(codec, ranks, **settings):
-        built = codec_of(codec) if isinstance(codec, str) else codec
-        return GradientExchange(built, EqualRanks(ranks), **{**EXCHANGE, **settings})
+        return GradientExchange(
+            codec_of(codec) if isinstance(codec, str) else codec, EqualRanks(ranks), **{**EXCHANGE, **settings}
+        )
 
     return make
 

@@ -196,8 +196,9 @@ def test_without_training_nothing_moves_seeds_or_not(small):
     expected = model.network(images)
     np.testing.assert_array_equal(model(images), expected)
     np.testing.assert_array_equal(model(images, training=False, seeds=EVERY_ELEMENT), expected)
-    inference = Augmentation("dihedral")(images, EVERY_ELEMENT, training=False)
-    np.testing.assert_array_equal(inference["fine"], images["fine"])
+    np.testing.assert_array_equal(
+        Augmentation("dihedral")(images, EVERY_ELEMENT, training=False)["fine"], images["fine"]
+    )
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])

@@ -54,8 +54,9 @@ def test_layers_features_and_epochs_draw_independently():
 def test_a_part_of_a_batch_drops_what_the_whole_batch_does_there():
     features = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
     whole = drop(features, SEEDS[:12])
-    parts = [drop(features[part], SEEDS[part]) for part in (slice(0, 7), slice(7, 12))]
-    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    np.testing.assert_array_equal(
+        np.concatenate([drop(features[part], SEEDS[part]) for part in (slice(0, 7), slice(7, 12))]), whole
+    )
     assert 0 < (whole == 0).sum() < whole.size
 
 
@@ -104,8 +105,9 @@ def test_the_gradient_flows_through_what_is_kept():
     with tf.GradientTape() as tape, sample_seeds(SEEDS[:6]):
         features = tf.Variable(np.ones((6, 4), np.float32))
         value = tf.reduce_sum(SeededDrop(0.5, 1, whole_samples=False)(features, training=True))
-    expected = drop(np.ones((6, 4), np.float32), SEEDS[:6], rate=0.5)
-    np.testing.assert_array_equal(tape.gradient(value, features), expected)
+    np.testing.assert_array_equal(
+        tape.gradient(value, features), drop(np.ones((6, 4), np.float32), SEEDS[:6], rate=0.5)
+    )
 
 
 def test_the_served_model_has_dropout_of_keras_and_predicts_the_same(tmp_path):

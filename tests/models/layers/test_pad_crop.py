@@ -40,8 +40,9 @@ def test_shifts_by_hand():
     # Padded by 1: 1 1 2 2 / 1 1 2 2 / 3 3 4 4 / 3 3 4 4; the window starts at (down, across) of 0, 1 or 2.
     for down, across, expected in ((1, 1, [[1, 2], [3, 4]]), (0, 0, [[1, 1], [1, 1]]), (2, 1, [[3, 4], [3, 4]])):
         np.testing.assert_array_equal(crop({"g": image}, [seed_of(down, across, count=3)])["g"][0, :, :, 0], expected)
-    zero = crop({"g": image}, [seed_of(2, 0, count=3, mirrored=True)], fill="zero")["g"][0, :, :, 0]
-    np.testing.assert_array_equal(zero, [[3, 0], [0, 0]])
+    np.testing.assert_array_equal(
+        crop({"g": image}, [seed_of(2, 0, count=3, mirrored=True)], fill="zero")["g"][0, :, :, 0], [[3, 0], [0, 0]]
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,8 +63,9 @@ def test_every_shift_is_numpys_pad_and_crop(fill, mirror, jit_compile):
     for name, group in images.items():
         assert found[name].dtype == group.dtype
         for i, (down, across, mirrored) in enumerate(shifts):
-            expected = by_numpy(group[i], 2, down, across, mirrored and mirror, fill)
-            np.testing.assert_array_equal(found[name][i], expected)
+            np.testing.assert_array_equal(
+                found[name][i], by_numpy(group[i], 2, down, across, mirrored and mirror, fill)
+            )
 
 
 @pytest.mark.parametrize("fill", ["reflect", "zero"])

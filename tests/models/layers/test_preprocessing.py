@@ -37,13 +37,15 @@ def test_normalises_with_the_statistics_of_each_band_and_joins_in_the_order_of_t
         "late": np.array([[[[1000], [1200]], [[800], [65000]]]], np.uint16),
     }
     # (pixel - mean) / std: late first, although its name sorts last; (65000 - 1000) / 200 = 320.
-    expected = np.array([[[[0, 0, 0], [1, 1, 1]], [[-1, 2, 2], [320, -1, -1]]]], np.float32)
-    np.testing.assert_allclose(run(groups, images), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        run(groups, images), np.array([[[[0, 0, 0], [1, 1, 1]], [[-1, 2, 2], [320, -1, -1]]]], np.float32), rtol=1e-6
+    )
 
 
 def test_constant_band_is_centred_only():
-    images = {"g": np.full((1, 2, 2, 1), 7.0, np.float32)}
-    np.testing.assert_array_equal(run([group_of("g", (2, 2, 1), "float32", 4, 0)], images), 3.0)
+    np.testing.assert_array_equal(
+        run([group_of("g", (2, 2, 1), "float32", 4, 0)], {"g": np.full((1, 2, 2, 1), 7.0, np.float32)}), 3.0
+    )
 
 
 def test_bands_in_small_units_are_normalised_and_saved(tmp_path):
@@ -80,8 +82,9 @@ def test_sentinel_groups_are_the_pixels_of_pillow_and_tensorflow(upsampling, com
         np.testing.assert_allclose(found, pillow_resized(coarse, upsampling), rtol=0, atol=atol)
         # TensorFlow's bilinear weights are float32 too, its bicubic ones from a table of 1024 steps.
         atol = {"nearest": 0, "bilinear": 0.2, "bicubic": 65_535 / 1024}[upsampling]
-        tensorflows = tf.image.resize(coarse.astype(np.float32), (120, 120), method=upsampling)
-        np.testing.assert_allclose(found, tensorflows, rtol=0, atol=atol)
+        np.testing.assert_allclose(
+            found, tf.image.resize(coarse.astype(np.float32), (120, 120), method=upsampling), rtol=0, atol=atol
+        )
 
 
 def pillow_resized(images, upsampling):

@@ -71,8 +71,9 @@ def test_a_network_sees_what_it_would_see_if_the_images_were_that_small(size):
     small = build(groups=(group_of("all", (*size, 4), "float32"),), resizes=False)
     for own, other in zip(small.variables, model.variables[-len(small.variables) :], strict=True):
         assert own.path.rpartition("/")[2] == other.path.rpartition("/")[2]
-    expected = small({"all": by_area(joined, size).astype(np.float32)}, training=True)
-    np.testing.assert_allclose(logits, expected, atol=1e-5)
+    np.testing.assert_allclose(
+        logits, small({"all": by_area(joined, size).astype(np.float32)}, training=True), atol=1e-5
+    )
 
 
 def test_outside_of_training_images_are_whole_and_weights_have_the_same_names():

@@ -38,8 +38,9 @@ def test_they_are_the_input_of_the_last_dense_layer_that_is_called(nested):
     assert features.shape == (5, CLASSES)
     np.testing.assert_allclose(outputs, model(IMAGES), rtol=1e-6)
     (head,) = [layer for layer in model._flatten_layers() if layer.name == "logits"]
-    scores = features @ np.asarray(head.kernel) + np.asarray(head.bias)
-    np.testing.assert_allclose(keras.ops.softmax(scores), outputs, rtol=1e-5)
+    np.testing.assert_allclose(
+        keras.ops.softmax(features @ np.asarray(head.kernel) + np.asarray(head.bias)), outputs, rtol=1e-5
+    )
 
 
 def test_the_head_may_be_a_convolution_of_one_pixel():

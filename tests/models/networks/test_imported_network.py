@@ -48,8 +48,9 @@ def test_a_function_continues_the_graph_and_is_served_in_float32(precision):
     theirs, logits = model.get_layer("theirs"), model(IMAGES)
     assert (theirs.filters, theirs.compute_dtype, logits.shape, logits.dtype) == (7, precision, (2, 5), "float32")
     assert keras.config.dtype_policy().name == "float32"
-    served = with_probabilities(model, "single_label")
-    np.testing.assert_allclose(served(IMAGES), keras.ops.softmax(build("graph", width=7)(IMAGES)), atol=1e-6)
+    np.testing.assert_allclose(
+        with_probabilities(model, "single_label")(IMAGES), keras.ops.softmax(build("graph", width=7)(IMAGES)), atol=1e-6
+    )
 
 
 def test_a_function_with_an_input_shape_returns_a_model():

@@ -133,8 +133,9 @@ def test_gains_that_start_at_one_leave_a_gradient_to_all_that_is_trained(name, s
 )
 def test_blocks_start_as_their_shortcut(name, settings, before, after):
     model = network_of(name, **settings)
-    ends = [model.get_layer(each).output for each in (before, after)]
-    np.testing.assert_array_equal(*keras.Model(model.inputs, ends)(normal_images()))
+    np.testing.assert_array_equal(
+        *keras.Model(model.inputs, [model.get_layer(each).output for each in (before, after)])(normal_images())
+    )
 
 
 @pytest.mark.parametrize(

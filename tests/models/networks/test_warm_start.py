@@ -14,8 +14,9 @@ def network(bands, classes, name="resnet", **settings):
 
 def take(model, earlier, known_bands, known_classes, *, bands, classes="xy"):
     """What the model takes from the earlier one, which has seen these bands and classes."""
-    weights = TrainedWeights(values(earlier), known_bands, known_classes)
-    return take_weights(model, weights, bands=list(bands), class_names=classes)
+    return take_weights(
+        model, TrainedWeights(values(earlier), known_bands, known_classes), bands=list(bands), class_names=classes
+    )
 
 
 def values(model):

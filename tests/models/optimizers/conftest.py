@@ -50,5 +50,6 @@ def steps_are_those_of() -> Callable[..., None]:
 @pytest.fixture(scope="session")
 def rates() -> list[float]:
     """A warm-up and a decay, exact in float32, in which Keras keeps the rate."""
-    rising = np.concatenate([np.linspace(0.001, 0.05, 20), np.linspace(0.05, 0, 30)])
-    return [float(np.float32(rate)) for rate in rising]
+    return [
+        float(np.float32(rate)) for rate in np.concatenate([np.linspace(0.001, 0.05, 20), np.linspace(0.05, 0, 30)])
+    ]

@@ -40,8 +40,9 @@ def test_one_step_by_hand():
     ],
 )
 def test_zero_weights_or_a_zero_gradient_take_ratio_one(weights, gradient, decay, expected):
-    optimizer = make_lars(0.5, nesterov=False, weight_decay=decay)
-    np.testing.assert_allclose(step(optimizer, variable(weights), gradient), expected)
+    np.testing.assert_allclose(
+        step(make_lars(0.5, nesterov=False, weight_decay=decay), variable(weights), gradient), expected
+    )
 
 
 def test_rate_can_change_at_every_step_of_a_compiled_function():

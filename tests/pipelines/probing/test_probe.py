@@ -64,8 +64,9 @@ def test_features_are_what_the_head_takes_in_the_order_of_the_dataset(
             list(reader.ids()),
         )
         np.testing.assert_array_equal(features.array(split, "targets"), reader.gather(np.arange(rows)).targets)
-        probabilities = 1 / (1 + np.exp(-(found @ kernel + bias)))
-        np.testing.assert_allclose(features.array(split, "probabilities"), probabilities, atol=1e-5)
+        np.testing.assert_allclose(
+            features.array(split, "probabilities"), 1 / (1 + np.exp(-(found @ kernel + bias))), atol=1e-5
+        )
     assert features.array("train", "features").std(axis=0).max() > 1e-3, "samples differ"
 
 

@@ -30,8 +30,9 @@ def _without_spark(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def load(model: ModelDescription, *_: Any) -> Callable[..., Any]:
         def predict(images: dict[str, Any]) -> Any:
             pixels = images[model.inputs[0].name]
-            means = pixels.mean((1, 2, 3))[:, None] / np.iinfo(pixels.dtype).max
-            return np.repeat(means, len(model.class_names), 1).astype(np.float32)
+            return np.repeat(
+                pixels.mean((1, 2, 3))[:, None] / np.iinfo(pixels.dtype).max, len(model.class_names), 1
+            ).astype(np.float32)
 
         return predict
 
@@ -91,7 +92,8 @@ def check_predictions() -> Callable[[list[dict[str, Any]], dict[str, Any]], None
 
     def check(rows: list[dict[str, Any]], expected: dict[str, Any]) -> None:
         assert sorted(row["id"] for row in rows) == sorted(expected)
-        wanted = [expected[row["id"]] for row in rows]
-        np.testing.assert_allclose([row["probabilities"] for row in rows], wanted, atol=1e-5)
+        np.testing.assert_allclose(
+            [row["probabilities"] for row in rows], [expected[row["id"]] for row in rows], atol=1e-5
+        )
 
     return check

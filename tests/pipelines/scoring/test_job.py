@@ -209,8 +209,9 @@ class Listed(ImageFolder):
         columns = {"id": names, "split": ["train"] * 12, "labels": [[0]] * 12, "paths": [[name] for name in names]}
         missing = [name for name in names if self.tells_missing and not Path(self.root, name).exists()]
         unusable = [{"id": name, "file": name, "reason": "missing file", "detail": ""} for name in missing]
-        empty = REJECTED_SCHEMA.empty_table()
-        return ArchiveIndex(index_table(columns), empty, pa.Table.from_pylist(unusable, REJECTED_SCHEMA))
+        return ArchiveIndex(
+            index_table(columns), REJECTED_SCHEMA.empty_table(), pa.Table.from_pylist(unusable, REJECTED_SCHEMA)
+        )
 
 
 def score_listed(images: Path, output: Path, say: Callable[[str], None] = print) -> Scored:

@@ -164,8 +164,9 @@ def test_a_map_is_drawn_of_finished_predictions_too(
 
     def drawn(*more: str) -> list[str]:
         assert cli.execute([*line, *more]) == 0
-        features = json.loads((tmp_path / "map.geojson").read_text())["features"]
-        return sorted(each["properties"]["id"] for each in features)
+        return sorted(
+            each["properties"]["id"] for each in json.loads((tmp_path / "map.geojson").read_text())["features"]
+        )
 
     ids = drawn()
     assert ids == sorted(row["id"] for row in predictions_of(scored))

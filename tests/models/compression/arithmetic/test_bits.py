@@ -9,8 +9,9 @@ from models.compression.arithmetic.bits import from_bytes, pack, spread, to_byte
 
 def test_signs_by_hand():
     # Elements 0 .. 7 and 8 .. 15 alternate: byte i holds elements i, i + 2, i + 4 ...
-    bits = tf.constant([[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1]], tf.uint8)
-    np.testing.assert_array_equal(pack(bits, 1), [[0b10000001, 0b10000000]])
+    np.testing.assert_array_equal(
+        pack(tf.constant([[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1]], tf.uint8), 1), [[0b10000001, 0b10000000]]
+    )
 
 
 @pytest.mark.parametrize("width", range(1, 9))

@@ -11,6 +11,7 @@ from models.compression.arithmetic.norms import euclidean_norm, largest_magnitud
 def test_norms_of_any_magnitude(scale):
     values = np.random.default_rng(0).normal(size=(3, 2, 64))
     scaled = tf.constant(scale * values, tf.float32)
-    norms = scale * np.linalg.norm(values, axis=-1, keepdims=True)
-    np.testing.assert_allclose(euclidean_norm(scaled), norms, rtol=1e-6)
+    np.testing.assert_allclose(
+        euclidean_norm(scaled), scale * np.linalg.norm(values, axis=-1, keepdims=True), rtol=1e-6
+    )
     np.testing.assert_allclose(largest_magnitude(scaled), scale * np.abs(values).max(-1, keepdims=True), rtol=1e-6)

@@ -18,8 +18,9 @@ def shapes_sent(ring):
 def test_dense_means_are_sums_times_one_over_the_ranks(size, make_ring, random_gradients):
     gradients = random_gradients(size)
     for index, result in enumerate(make_ring(size, "none").exchange(gradients)):
-        total = functools.reduce(np.add, [each[index] for each in gradients])
-        np.testing.assert_array_equal(result, total * np.float32(1 / size))
+        np.testing.assert_array_equal(
+            result, functools.reduce(np.add, [each[index] for each in gradients]) * np.float32(1 / size)
+        )
 
 
 @pytest.mark.parametrize(
@@ -67,8 +68,9 @@ def test_messages_of_any_length_travel_in_one_operation_per_collective(size, mak
     results = ring.exchange(gradients)
     assert all([name for name, _ in rank.calls] == ["alltoall", "allgather"] for rank in ring.ranks)
     for index, result in enumerate(results):
-        everything = result + ring.left_out(index, (9, 10))
-        np.testing.assert_allclose(everything, np.mean([each[index] for each in gradients], axis=0), atol=1e-6)
+        np.testing.assert_allclose(
+            result + ring.left_out(index, (9, 10)), np.mean([each[index] for each in gradients], axis=0), atol=1e-6
+        )
     assert not results[1].any()
     assert [rank.calls[0][1][0][1][0] for rank in ring.ranks] == [
         4 * np.count_nonzero(own) + 4 * size * len(own) for own in gradients

@@ -25,8 +25,9 @@ def test_round_trip_and_padding(layout, shape, size):
 
 
 def test_columns_stay_whole():
-    matrix = tf.constant([[1, 2, 3], [4, 5, 6]], tf.float32)
-    np.testing.assert_array_equal(ColumnLayout().split(matrix, 2), [[[1, 2], [4, 5]], [[3, 0], [6, 0]]])
+    np.testing.assert_array_equal(
+        ColumnLayout().split(tf.constant([[1, 2, 3], [4, 5, 6]], tf.float32), 2), [[[1, 2], [4, 5]], [[3, 0], [6, 0]]]
+    )
 
 
 @pytest.mark.parametrize(("elements", "size", "expected"), [(2048, 2, 1024), (1000, 1, 1024), (100, 1, 104), (3, 8, 8)])

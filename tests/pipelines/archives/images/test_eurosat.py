@@ -16,8 +16,9 @@ def files(root: Path, counts: dict[str, int], suffix: str = "tif") -> str:
     """Class folders of files that are no images."""
     for name in counts:
         (root / name).mkdir(parents=True)
-    paths = [f"{name}/{name}_{number}.{suffix}" for name in counts for number in range(1, counts[name] + 1)]
-    return str(fill(root, *paths))
+    return str(
+        fill(root, *[f"{name}/{name}_{number}.{suffix}" for name in counts for number in range(1, counts[name] + 1)])
+    )
 
 
 def test_the_real_multispectral_patches(shared_data: Path) -> None:

@@ -25,8 +25,9 @@ def read(path: Path) -> NDArray[np.uint16]:
 def test_pixels_come_back_whatever_the_blocks(tmp_path: Path, options: dict[str, Any]) -> None:
     written = random_pixels(13, 64, 64)
     written[9] = 0
-    image = read(write_geotiff(tmp_path / "patch.tif", written, **options))
-    np.testing.assert_array_equal(np.moveaxis(image, -1, 0), written)
+    np.testing.assert_array_equal(
+        np.moveaxis(read(write_geotiff(tmp_path / "patch.tif", written, **options)), -1, 0), written
+    )
 
 
 @pytest.mark.parametrize(

@@ -124,8 +124,9 @@ def test_geojson_has_squares_in_longitude_and_latitude(tmp_path: Path) -> None:
     edges = np.diff(ring, axis=0)
     assert (edges[:-1, 0] * edges[1:, 1] - edges[:-1, 1] * edges[1:, 0] > 0).all(), "against the clock (RFC 7946)"
     back = transform("EPSG:4326", "EPSG:32633", ring[:, 0], ring[:, 1])
-    expected = [[600000, 600000, 601200, 601200, 600000], [5300040, 5298840, 5298840, 5300040, 5300040]]
-    np.testing.assert_allclose(back, expected, atol=0.5)
+    np.testing.assert_allclose(
+        back, [[600000, 600000, 601200, 601200, 600000], [5300040, 5298840, 5298840, 5300040, 5300040]], atol=0.5
+    )
 
 
 @pytest.mark.parametrize(

@@ -121,8 +121,9 @@ def test_frames_sql_streams_and_mlflow_predict_the_same(
         model = keras.saving.load_model(file, compile=False)
 
         def predict(first: Any, second: Any, third: Any) -> Any:  # Spark counts the arguments
-            images = zip(INPUTS, (first, second, third), strict=True)
-            return model.predict_on_batch({name: image.astype("uint16") for name, image in images})
+            return model.predict_on_batch(
+                {name: image.astype("uint16") for name, image in zip(INPUTS, (first, second, third), strict=True)}
+            )
 
         return predict
 

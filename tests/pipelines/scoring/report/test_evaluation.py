@@ -364,8 +364,9 @@ def made_up(dataset: Path, weight: float, noise: float) -> tuple[SplitReader, Sp
 
 
 def measured_of(reader: SplitReader, scores: SplitScores, columns: pa.Table, **more: Any) -> Measured:
-    names = reader.manifest.class_names
-    return measure(scores, class_names=names, task="multi_label", columns=columns, own_metrics={}, **more)
+    return measure(
+        scores, class_names=reader.manifest.class_names, task="multi_label", columns=columns, own_metrics={}, **more
+    )
 
 
 def test_slices_and_pairs_are_those_of_their_samples(small_dataset: Path) -> None:

@@ -29,8 +29,9 @@ def files() -> Iterator[list[int]]:
 
 
 def state(epochs_done: int, step: int) -> TrainingState:
-    history = [{"train/loss": 0.5}] * epochs_done
-    return TrainingState(epochs_done, step, 0, 8, "run", "dataset", history, loss_sum=1.5, loss_count=step)
+    return TrainingState(
+        epochs_done, step, 0, 8, "run", "dataset", [{"train/loss": 0.5}] * epochs_done, loss_sum=1.5, loss_count=step
+    )
 
 
 def variables(number: int = 0) -> list[tf.Variable]:

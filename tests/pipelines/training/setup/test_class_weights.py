@@ -14,8 +14,9 @@ NAMES = ("Arable land", "Pastures", "Inland waters")
 
 
 def manifest(task: Task, rows: int, counts: tuple[int, ...]) -> Manifest:
-    splits = {"train": split_of("train", rows, counts)}
-    return rgb_manifest(task=task, class_names=NAMES).model_copy(update={"splits": splits})
+    return rgb_manifest(task=task, class_names=NAMES).model_copy(
+        update={"splits": {"train": split_of("train", rows, counts)}}
+    )
 
 
 @pytest.mark.parametrize("counts", [(50, 30, 20), (99, 1, 0)])
