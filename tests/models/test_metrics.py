@@ -88,13 +88,17 @@ def test_table_has_a_row_a_class():
     assert rows == [dict(zip(columns, row, strict=True)) for row in expected]
 
 
-def test_shapes_that_differ_are_rejected():
-    for function in (metrics.multi_label_counts, metrics.single_label_counts, metrics.average_precision_per_class):
-        with pytest.raises(ValueError, match=r"got \(4, 3\) and \(4, 2\)"):
-            function(PROBABILITIES, TARGETS[:, :2])
-    with pytest.raises(ValueError, match=r"must both be \(samples, classes\)"):
-        metrics.multi_label_counts(PROBABILITIES[0], TARGETS[0])
-    with pytest.raises(ValueError, match=r"k must be in 1..3 \(classes\), got 4"):
-        metrics.top_k_correct(PROBABILITIES, TARGETS, 4)
-    with pytest.raises(ValueError, match="got 2, 3 and 3"):
-        metrics.per_class_table(["a", "b"], COUNTS, np.zeros(3))
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        (metrics.multi_label_counts, (PROBABILITIES, TARGETS[:, :2]), r"got \(4, 3\) and \(4, 2\)"),
+        (metrics.single_label_counts, (PROBABILITIES, TARGETS[:, :2]), r"got \(4, 3\) and \(4, 2\)"),
+        (metrics.average_precision_per_class, (PROBABILITIES, TARGETS[:, :2]), r"got \(4, 3\) and \(4, 2\)"),
+        (metrics.multi_label_counts, (PROBABILITIES[0], TARGETS[0]), r"must both be \(samples, classes\)"),
+        (metrics.top_k_correct, (PROBABILITIES, TARGETS, 4), r"k must be in 1..3 \(classes\), got 4"),
+        (metrics.per_class_table, (["a", "b"], COUNTS, np.zeros(3)), "got 2, 3 and 3"),
+    ],
+)
+def test_shapes_that_differ_are_rejected(function, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        function(*arguments)

@@ -40,8 +40,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def of_this_machine() -> list[tuple[str, argparse.Action]]:
     """The arguments of all verbs that are files or folders, with their verbs."""
-    found = [(verb, action) for verb in VERBS for action in parser_of(verb)._actions]
-    return [(verb, action) for verb, action in found if action.metavar in ("FILE", "FOLDER")]
+    return [
+        (verb, action) for verb in VERBS for action in parser_of(verb)._actions if action.metavar in ("FILE", "FOLDER")
+    ]
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)

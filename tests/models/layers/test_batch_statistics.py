@@ -104,9 +104,15 @@ def test_evaluation_frozen_layers_and_the_plain_copy_need_no_other_rank() -> Non
     model(IMAGES, training=True)
 
 
-def test_models_that_cannot_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("make_layer", "message"),
+    [
+        (lambda: keras.layers.BatchNormalization(name="foreign"), "its layer foreign is Keras's own: use models"),
+        (lambda: keras.layers.Dense(2), "it has no such layer: use models"),
+    ],
+    ids=["Keras's own", "none"],
+)
+def test_models_that_cannot_are_refused(make_layer: Any, message: str) -> None:
     inputs = keras.Input((4,))
-    with pytest.raises(ValueError, match="its layer foreign is Keras's own: use models"):
-        normalise_over(keras.Model(inputs, keras.layers.BatchNormalization(name="foreign")(inputs)), ThreadGroup())
-    with pytest.raises(ValueError, match="it has no such layer: use models"):
-        normalise_over(keras.Model(inputs, keras.layers.Dense(2)(inputs)), ThreadGroup())
+    with pytest.raises(ValueError, match=message):
+        normalise_over(keras.Model(inputs, make_layer()(inputs)), ThreadGroup())

@@ -84,14 +84,22 @@ def test_a_deeper_network_leaves_values_unused_or_begins_anew():
     assert new["stage4_block3_conv1.kernel"] == "the earlier training has no such variable"
 
 
-def test_what_does_not_fit_is_refused():
-    model, other = network(2, 2), TrainedWeights({"conv1.kernel": np.zeros((3, 3, 2, 8))}, None, None)
+def test_weights_of_other_names_are_refused():
+    other = TrainedWeights({"conv1.kernel": np.zeros((3, 3, 2, 8))}, None, None)
     with pytest.raises(ValueError, match=r"the network has stem_conv\.kernel, the earlier training conv1\.kernel$"):
-        take_weights(model, other, bands=["a", "b"], class_names="xy")
-    with pytest.raises(ValueError, match=r"no layer with weights is called 'stam_\*'; names are stem_conv, stem_bn, "):
-        freeze(model, ["stam_*"])
-    with pytest.raises(ValueError, match="freeze every layer: nothing is left to train"):
-        freeze(model, ["*"])
+        take_weights(network(2, 2), other, bands=["a", "b"], class_names="xy")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("stam_*", r"no layer with weights is called 'stam_\*'; names are stem_conv, stem_bn, "),
+        ("*", "freeze every layer: nothing is left to train"),
+    ],
+)
+def test_patterns_of_no_layer_and_of_every_layer_are_refused(pattern, message):
+    with pytest.raises(ValueError, match=message):
+        freeze(network(2, 2), [pattern])
 
 
 def test_frozen_layers_have_no_gradient_and_keep_their_statistics():

@@ -1,6 +1,7 @@
 """The results file of a grid, which must survive kills and machines."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -85,11 +86,18 @@ def test_another_kind_of_file_is_refused_and_stays_as_it_is(path: Path, content:
     assert path.read_bytes() == content
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"--results .* cannot be written: No such file or directory"):
-        ResultsFile(tmp_path / "nowhere" / "results.jsonl")
-    with pytest.raises(FileNotFoundError, match=r"--results .* cannot be read"):
-        read_lines(tmp_path / "results.jsonl")
+@pytest.mark.parametrize(
+    ("use", "place", "error", "message"),
+    [
+        (ResultsFile, "nowhere/results.jsonl", ValueError, "cannot be written: No such file or directory"),
+        (read_lines, "results.jsonl", FileNotFoundError, "cannot be read"),
+    ],
+)
+def test_a_folder_and_a_file_that_are_not_there(
+    tmp_path: Path, use: Callable[[Path], object], place: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=f"--results .* {message}"):
+        use(tmp_path / place)
 
 
 def test_a_line_is_plain_json_on_one_line(path: Path) -> None:

@@ -56,9 +56,16 @@ def test_a_mistake_is_one_line_that_says_where(
         read_measurements(file)
 
 
-def test_what_is_no_json_or_not_there_is_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("text", ValueError, "text is no file of `make bench NAME=network`: Invalid JSON"),
+        ("absent", FileNotFoundError, "absent cannot be read: No such file or directory"),
+    ],
+)
+def test_what_is_no_json_or_not_there_is_one_line(
+    tmp_path: Path, name: str, error: type[Exception], message: str
+) -> None:
     (tmp_path / "text").write_text("no JSON")
-    with pytest.raises(ValueError, match="text is no file of `make bench NAME=network`: Invalid JSON"):
-        read_measurements(tmp_path / "text")
-    with pytest.raises(FileNotFoundError, match="absent cannot be read: No such file or directory"):
-        read_measurements(tmp_path / "absent")
+    with pytest.raises(error, match=message):
+        read_measurements(tmp_path / name)

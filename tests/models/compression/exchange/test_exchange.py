@@ -238,12 +238,19 @@ class Recording(ScatterGather):
         self.compressor.encode = recording
 
 
-def test_missing_gradients_and_settings_out_of_range_are_named(make_exchange):
-    exchange = make_exchange("none", 2)
-    with pytest.raises(ValueError, match=r"gradients \[1, 3\] are None"):
-        exchange.exchange([tf.ones(()), None, tf.ones(()), None])
-    with pytest.raises(ValueError, match=r"gradients \[0\] are None"):
-        exchange.payload_bytes([None])
-    for name, value in (("bucket_mib", 0), ("warmup_steps", -1)):
-        with pytest.raises(ValueError, match=name):
-            make_exchange("none", 2, **{name: value})
+@pytest.mark.parametrize(
+    ("method", "missing", "message"),
+    [
+        ("exchange", [False, True, False, True], r"gradients \[1, 3\] are None"),
+        ("payload_bytes", [True], r"gradients \[0\] are None"),
+    ],
+)
+def test_missing_gradients_are_named(method, missing, message, make_exchange):
+    with pytest.raises(ValueError, match=message):
+        getattr(make_exchange("none", 2), method)([None if each else tf.ones(()) for each in missing])
+
+
+@pytest.mark.parametrize(("name", "value"), [("bucket_mib", 0), ("warmup_steps", -1)])
+def test_settings_out_of_range_are_named(name, value, make_exchange):
+    with pytest.raises(ValueError, match=name):
+        make_exchange("none", 2, **{name: value})

@@ -1,6 +1,7 @@
 import gzip
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -76,11 +77,19 @@ def test_a_name_counts_in_its_first_list(tmp_path: Path) -> None:
     ]
 
 
-def test_missing_and_empty_lists(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no train\.csv or train\.csv\.gz"):
-        read_splits(tmp_path)
-    with pytest.raises(ValueError, match="the lists of the splits are empty"):
-        read_splits(lists(tmp_path))
+@pytest.mark.parametrize(
+    ("folder_of", "error", "message"),
+    [
+        (lambda path: path, FileNotFoundError, r"no train\.csv or train\.csv\.gz"),
+        (lists, ValueError, "the lists of the splits are empty"),
+    ],
+    ids=["missing", "empty"],
+)
+def test_missing_and_empty_lists(
+    tmp_path: Path, folder_of: Callable[[Path], Path], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        read_splits(folder_of(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -87,8 +87,10 @@ def test_the_legend_has_each_class_on_the_map_with_its_patches_and_colour() -> N
     (legend,), (axis,), colours = figure.legends, figure.axes, class_colours(3)
     assert (legend.get_title().get_text(), axis.get_title()) == ("likeliest class (patches)", "EPSG 32633, 4 patches")
     # The most frequent class first; no patch is a pasture.
-    assert [text.get_text() for text in legend.get_texts()] == [f"{long[:43]}… (3)", "Arable land (1)"]
-    assert [to_hex(handle.get_facecolor()) for handle in legend.get_patches()] == [colours[2], colours[0]]
+    assert (
+        [text.get_text() for text in legend.get_texts()],
+        [to_hex(handle.get_facecolor()) for handle in legend.get_patches()],
+    ) == ([f"{long[:43]}… (3)", "Arable land (1)"], [colours[2], colours[0]])
 
 
 def test_single_patches_far_apart_are_seen(tmp_path: Path) -> None:

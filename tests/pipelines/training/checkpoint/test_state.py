@@ -136,8 +136,10 @@ def test_the_state_of_every_rank_belongs_to_a_checkpoint(folder: Location) -> No
     path, found = newest_state(folder)
     assert [values["residual/a"][0] for values in RankStates(path, found.exchange_ranks)] == [30.0, 31.0]
     # Those of a checkpoint that was removed went with it.
-    assert [path.name for path in list_checkpoints(folder)] == ["step-00000014.npz", "step-00000021.npz"]
-    assert len(folder.names()) == RETAINED * 3
+    assert ([path.name for path in list_checkpoints(folder)], len(folder.names())) == (
+        ["step-00000014.npz", "step-00000021.npz"],
+        RETAINED * 3,
+    )
     folder.remove("step-00000021.rank-00001.npz")
     with pytest.raises(DamagedError, match=r"step-00000021\.rank-00001"):
         RankStates(path, 2)[1]
