@@ -105,9 +105,8 @@ def test_another_name_leaves_the_keys_of_the_files_member_behind(tmp_path: Path)
     assert load(str(path)) == load("smoke"), "a path is read like a name"
     path.write_text(shipped_text("smoke") + "exchange: {codec: {name: topk, density: 0.5}}\n")
     assert load(str(path), ["exchange.codec=powersgd"]).exchange.codec == PowerSGDConfig(name="powersgd")
-    assert load(str(path), ["exchange.codec=topk", "exchange.codec.owner_factor=3.0"]).exchange.codec == TopKConfig(
-        name="topk", density=0.5, owner_factor=3.0
-    )
+    kept = load(str(path), ["exchange.codec=topk", "exchange.codec.owner_factor=3.0"]).exchange.codec
+    assert kept == TopKConfig(name="topk", density=0.5, owner_factor=3.0)
     archive = load("smoke", ["archive.root=/x", "archive.image_size=8", "archive=image_folder"]).archive
     assert (archive.kind, archive.model_dump()["image_size"]) == ("image_folder", 8)
 
