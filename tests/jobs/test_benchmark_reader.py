@@ -64,5 +64,6 @@ def test_checksums_are_computed_as_asked(
 def test_bad_input_is_one_message(
     small_dataset: Path, arguments: list[str], message: str, error_line: Callable[..., str]
 ) -> None:
-    given = [argument.replace("SMALL", str(small_dataset)) for argument in arguments]
-    assert message in error_line("benchmark-reader", *given)
+    assert message in error_line(
+        "benchmark-reader", *[argument.replace("SMALL", str(small_dataset)) for argument in arguments]
+    )

@@ -137,8 +137,9 @@ def train_each(stages: int, copies: int, trainings: dict[str, dict[str, Any]], *
 
 def trained_on(ranks: int, stages: int, copies: int, names: Sequence[str]) -> list[dict[str, Any]]:
     """What every rank gives; one stage: as many ranks with the whole network."""
-    chosen = {name: TRAININGS[name] for name in names}
-    results: list[dict[str, Any]] = on_ring(ranks, train_each, stages, copies, chosen, STEPS, MICRO_BATCH)
+    results: list[dict[str, Any]] = on_ring(
+        ranks, train_each, stages, copies, {name: TRAININGS[name] for name in names}, STEPS, MICRO_BATCH
+    )
     for other in results[1:]:
         for name, found in other.items():
             for key in ("moved", "others", "losses"):

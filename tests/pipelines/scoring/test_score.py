@@ -105,8 +105,9 @@ def test_a_second_run_does_nothing_and_does_not_start_spark(
     assert cli.execute([*command(logged.uri, small_dataset, scored), "--result", str(result)]) == 0
     assert "is finished already; left as it is" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in scored.iterdir()} == before
-    expected = {"verb": "score", "exit_code": 0, "predictions": str(scored)}
-    assert json.loads(result.read_text()).items() >= expected.items()
+    assert (
+        json.loads(result.read_text()).items() >= {"verb": "score", "exit_code": 0, "predictions": str(scored)}.items()
+    )
 
 
 def test_predictions_become_a_delta_table(

@@ -43,8 +43,9 @@ def generated_samples(folder: Path) -> list[Sample]:
         ]
     ):
         pixels = random.integers(1, 200, (size, size)).astype(dtype)
-        path = write_geotiff(folder / f"sample_{number}.tif", pixels, **options)
-        samples.append((path.read_bytes(), (size, size), dtype))
+        samples.append(
+            (write_geotiff(folder / f"sample_{number}.tif", pixels, **options).read_bytes(), (size, size), dtype)
+        )
     return samples
 
 

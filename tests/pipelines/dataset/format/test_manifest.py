@@ -108,8 +108,9 @@ def test_runs_know_a_dataset_by_its_content_and_not_by_what_is_noted_of_its_arch
 
 
 def test_layout_of_the_text_does_not_matter(tmp_path: Path) -> None:
-    values = json.loads(manifest_json(MANIFEST))
-    (tmp_path / "dataset.json").write_text(json.dumps(dict(reversed(values.items())), indent=7))
+    (tmp_path / "dataset.json").write_text(
+        json.dumps(dict(reversed(json.loads(manifest_json(MANIFEST)).items())), indent=7)
+    )
     assert read_manifest(tmp_path) == MANIFEST
 
 

@@ -53,8 +53,9 @@ def test_flat_numbers_are_those_of_the_pixels(dtype: str) -> None:
     files = [io.BytesIO(), io.BytesIO()]
     for file, image in zip(files, pixels, strict=True):
         np.save(file, image)
-    values = pa.array([file.getvalue() for file in files], pa.binary())
-    batch = pa.RecordBatch.from_pydict({"id": ["a", "b"], "image": values})
+    batch = pa.RecordBatch.from_pydict(
+        {"id": ["a", "b"], "image": pa.array([file.getvalue() for file in files], pa.binary())}
+    )
     table = frames.flattened(batch, {"image": ((1, 2, 1), np.dtype(dtype))}, ["id"])
     assert (table.to_pydict(), table.schema.field("image").type.value_type) == (
         {"id": ["a", "b"], "image": pixels.reshape(2, 2).tolist()},

@@ -95,8 +95,9 @@ def test_a_model_that_is_accepted_on_few_samples_is_used_with_a_warning(
             "say little about other samples"
         ]
     lines.clear()
-    more = replace(reference, acceptance_samples=2 * samples)
-    conversion.converted_model(model, b"a file", "bf16", more, output, lines.append)
+    conversion.converted_model(
+        model, b"a file", "bf16", replace(reference, acceptance_samples=2 * samples), output, lines.append
+    )
     assert lines[1].startswith(f"score.acceptance_samples={2 * samples} has no effect: the predictions continue with")
 
 

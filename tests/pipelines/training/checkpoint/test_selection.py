@@ -181,8 +181,9 @@ def test_a_resumed_run_needs_the_checkpoint_of_its_best_epoch(tmp_path: Path, mo
     monkeypatch.setattr("pipelines.tracking.store.queries.is_finished", lambda run_id: True)
 
     def check(*more: str) -> None:
-        settings = ["training.resume_run=run", "training.selection.metric=val/loss", "training.epochs=9", *more]
-        training = load("smoke", settings).training
+        training = load(
+            "smoke", ["training.resume_run=run", "training.selection.metric=val/loss", "training.epochs=9", *more]
+        ).training
         _check_best(checkpoint_path(Location.at(tmp_path), 12), state, training, steps=4, offline=False)
 
     with pytest.raises(ValueError, match=r"the best epoch is that of .*step-00000008.npz, which is not there: set "):

@@ -40,8 +40,9 @@ def test_only_settings_with_an_effect_are_parameters() -> None:
         "training.output",
     }
     assert (plain["archive.kind"], "None" in plain.values()) == ("eurosat_rgb", False)
-    chosen = ["exchange.codec=topk", "training.ema=0.9", "training.global_batch_size=16"]
-    with_effect = parameters_of(load("smoke", chosen), MANIFEST)
+    with_effect = parameters_of(
+        load("smoke", ["exchange.codec=topk", "training.ema=0.9", "training.global_batch_size=16"]), MANIFEST
+    )
     found = {"training.ema": "0.9", "exchange.warmup_steps": "0", "micro_batches_per_step": "2"}
     assert (with_effect, "training.accumulation_steps" in with_effect) == (with_effect | found, False), with_effect
 

@@ -112,8 +112,9 @@ def test_weight_decay_leaves_the_excluded_roles_out(name: str, roles: list[str],
         # The ratio of an update of decay alone would be 1 / decay.
         "lamb": {"unadapted_roles": ["kernel", "bias", "gain", "shift"]},
     }
-    chosen = optimizer_of(name, weight_decay=0.1, excluded_roles=roles, **settings[name])
-    optimizer = make_optimizer(chosen, dense_model)
+    optimizer = make_optimizer(
+        optimizer_of(name, weight_decay=0.1, excluded_roles=roles, **settings[name]), dense_model
+    )
     optimizer.learning_rate = 0.5
     variables = dense_model.trainable_variables
     for variable in variables:
