@@ -120,10 +120,8 @@ def test_it_is_scikit_learns_regression_with_the_penalty_that_validation_chooses
         classes = targets.argmax(axis=1)
         fits = {l2: regression(l2, classes) for l2 in PENALTIES}
         scores = {l2: fit.score(standard[validation], classes[validation]) for l2, fit in fits.items()}
-        assert ({each.l2: each.score for each in found.tried}, scores[found.chosen.l2]) == (
-            pytest.approx(scores),
-            max(scores.values()),
-        )
+        assert {each.l2: each.score for each in found.tried} == pytest.approx(scores)
+        assert scores[found.chosen.l2] == max(scores.values())
         expected = fits[found.chosen.l2].predict_proba(standard)
     else:
         columns = [regression(found.chosen.l2, labels).predict_proba(standard)[:, 1] for labels in targets.T[:-1]]

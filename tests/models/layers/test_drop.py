@@ -80,10 +80,8 @@ def build(dropout=0.0, stochastic_depth=0.0, **settings):
 
 def test_the_rate_of_a_block_rises_linearly_to_the_last_one():
     drops = layers_of(build(0.3, 0.16).network, SeededDrop)
-    assert ([layer.rate for layer in drops], [(layer.number, layer.whole_samples) for layer in drops]) == (
-        pytest.approx([0.02 * block for block in range(1, 9)] + [0.3]),
-        [*((n, True) for n in range(1, 9)), (0, False)],
-    )
+    assert [layer.rate for layer in drops] == pytest.approx([0.02 * block for block in range(1, 9)] + [0.3])
+    assert [(layer.number, layer.whole_samples) for layer in drops] == [*((n, True) for n in range(1, 9)), (0, False)]
     assert not isinstance(build(), AugmentedModel)
 
 

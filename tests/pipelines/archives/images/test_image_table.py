@@ -194,11 +194,11 @@ def test_lists_are_several_labels_and_splits_are_drawn(tmp_path: Path) -> None:
     archive = ImageTable(str(tmp_path), split_fractions=(0.5, 0.25, 0.25))
     assert (archive.description.task, archive.description.class_names) == ("multi_label", ("sand", "tree", "water"))
     index = archive.index()
-    assert (
-        [row["labels"] for row in index.samples.to_pylist()][:3],
-        index.rejected["detail"].to_pylist(),
-        splits_of(archive)["train"],
-    ) == ([[1, 2], [2], [0, 1]], ["[]", "None"], pytest.approx(10, abs=1))
+    assert ([row["labels"] for row in index.samples.to_pylist()][:3], index.rejected["detail"].to_pylist()) == (
+        [[1, 2], [2], [0, 1]],
+        ["[]", "None"],
+    )
+    assert splits_of(archive)["train"] == pytest.approx(10, abs=1)
     assert index.samples.equals(ImageTable(str(tmp_path), split_fractions=(0.5, 0.25, 0.25)).index().samples)
 
 

@@ -8,7 +8,8 @@ PIXELS = np.random.default_rng(0).integers(0, 65536, (5, 4, 3, 2), dtype=np.uint
 
 def test_mean_and_deviation_are_numpys() -> None:
     statistics, pixels = BandSums.of(PIXELS).statistics(), PIXELS.reshape(-1, 2).astype(np.float64)
-    assert (statistics.mean, statistics.std) == (pytest.approx(pixels.mean(axis=0)), pytest.approx(pixels.std(axis=0)))
+    assert statistics.mean == pytest.approx(pixels.mean(axis=0))
+    assert statistics.std == pytest.approx(pixels.std(axis=0))
 
 
 def test_any_cut_gives_exactly_the_same_sums() -> None:
@@ -31,10 +32,8 @@ def test_histograms_count_every_pixel() -> None:
 def test_floats_have_mean_and_deviation() -> None:
     pixels = np.random.default_rng(0).normal(-12, 5, (100, 2)).astype(np.float32)
     statistics = (BandSums.of(pixels[:30]) + BandSums.of(pixels[30:])).statistics()
-    assert (statistics.mean, statistics.std) == (
-        pytest.approx(pixels.mean(axis=0, dtype=np.float64)),
-        pytest.approx(pixels.std(axis=0, dtype=np.float64)),
-    )
+    assert statistics.mean == pytest.approx(pixels.mean(axis=0))
+    assert statistics.std == pytest.approx(pixels.std(axis=0))
 
 
 def test_other_dtypes_are_refused() -> None:

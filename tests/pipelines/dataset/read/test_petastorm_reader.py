@@ -42,10 +42,8 @@ def test_one_rank_sees_every_sample_in_another_order_each_epoch(small_dataset: P
     assert pixels(first) != pixels(second)
     labels = dict(zip(pixels([whole]), whole.targets.tolist(), strict=True))
     for batch in first:
-        assert (batch.images["bands_20m"].dtype, [labels[image] for image in pixels([batch])]) == (
-            np.uint16,
-            batch.targets.tolist(),
-        )
+        assert batch.images["bands_20m"].dtype == np.uint16
+        assert [labels[image] for image in pixels([batch])] == batch.targets.tolist()
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -140,12 +140,9 @@ def test_it_is_recorded_in_a_child_run_and_in_the_run_of_the_training(
     of_parent = f"tags.mlflow.parentRunId = '{logged.run_id}' and attributes.run_name = 'evaluate test'"
     (child,) = logged.client.search_runs([parent.info.experiment_id], of_parent)
     scores = {f"test/{name}": value for name, value in found.metrics.items()}
-    assert (
-        child.data.metrics,
-        {name: parent.data.metrics[name] for name in scores},
-        child.info.status,
-        child.data.params["split"],
-    ) == (pytest.approx(scores), pytest.approx(scores), "FINISHED", "test")
+    assert child.data.metrics == pytest.approx(scores)
+    assert {name: parent.data.metrics[name] for name in scores} == pytest.approx(scores)
+    assert (child.info.status, child.data.params["split"]) == ("FINISHED", "test")
     # Beside the validation of the same model, and not at the beginning of the training.
     for each in (logged.run_id, child.info.run_id):
         assert [point.step for point in logged.client.get_metric_history(each, "test/f1_micro")] == [1]
@@ -403,11 +400,8 @@ def test_one_label_has_a_confusion_matrix_and_no_thresholds() -> None:
     scored = {"top_1", "top_5", "f1_macro", "mean_average_precision"}
     assert set(found.metrics) == {"loss", *scored, "expected_calibration_error"}
     loss = log_loss(classes, probabilities)
-    assert (
-        (found.metrics["loss"], scores.losses("single_label").mean()),
-        found.thresholds,
-        found.metrics["top_1"],
-    ) == (pytest.approx((loss, loss), rel=1e-5), None, (probabilities.argmax(1) == classes).mean())
+    assert (found.metrics["loss"], scores.losses("single_label").mean()) == pytest.approx((loss, loss), rel=1e-5)
+    assert (found.thresholds, found.metrics["top_1"]) == (None, (probabilities.argmax(1) == classes).mean())
     matrix = confusion_matrix(classes, probabilities.argmax(1))
     np.fill_diagonal(matrix, 0)
     pairs = {(names.index(row["missed"]), names.index(row["predicted"])): row["samples"] for row in found.pairs}

@@ -75,10 +75,8 @@ def test_the_suggestion_is_the_steepest_descent_at_most_a_tenth_of_the_lowest() 
     losses = [1 / (1 + math.exp(8 * (place + 2))) + max(0.0, 8 * (place + 0.5)) for place in places]
     found: Any = suggest(run(losses).points)
     # Smoothing is late by about nine steps, which are 0.36 decades.
-    assert ([math.log10(rate) for rate in (found.steepest, found.lowest)], found.rate) == (
-        pytest.approx([-1.65, -0.4], abs=0.25),
-        pytest.approx(min(found.steepest, found.lowest / 10)),
-    )
+    assert [math.log10(rate) for rate in (found.steepest, found.lowest)] == pytest.approx([-1.65, -0.4], abs=0.25)
+    assert found.rate == pytest.approx(min(found.steepest, found.lowest / 10))
 
 
 @pytest.mark.parametrize("losses", [[1.0 + 0.01 * step for step in range(50)], [1.0] * 5 + [math.nan] * 5])

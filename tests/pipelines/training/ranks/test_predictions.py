@@ -40,13 +40,11 @@ def test_losses_and_extremes_by_hand() -> None:
 
 def test_thresholds_have_the_largest_f1_and_are_of_labels_alone() -> None:
     # Label 0 is everywhere, so below 0.4. Label 1 is in sample 0 alone, which has 0.2. Label 2 is nowhere.
-    assert (
-        MULTI.thresholds,
-        SINGLE.thresholds,
-        thresholds_of(
-            {"val": Evaluation({}, [], MULTI), "val_ema": Evaluation({}, [], SINGLE), "other": Evaluation({}, [])}
-        ),
-    ) == (pytest.approx([0.2, 0.15, 0.5]), [], {"val": MULTI.thresholds})
+    assert MULTI.thresholds == pytest.approx([0.2, 0.15, 0.5])
+    assert SINGLE.thresholds == []
+    assert thresholds_of(
+        {"val": Evaluation({}, [], MULTI), "val_ema": Evaluation({}, [], SINGLE), "other": Evaluation({}, [])}
+    ) == {"val": MULTI.thresholds}
 
 
 def test_precision_and_recall_are_those_of_scikit_learn() -> None:
@@ -59,10 +57,8 @@ def test_precision_and_recall_are_those_of_scikit_learn() -> None:
         zip(expected_recall.round(9), expected_precision.round(9), strict=True)
     )
     steps = np.diff(np.concatenate([[0.0], recall]))
-    assert (
-        float(steps @ precision),
-        len(precision_recall(Predictions(scores, np.zeros_like(targets), np.arange(500), "multi_label"), 0)[0]),
-    ) == (pytest.approx(average_precision_score(targets[:, 0], scores[:, 0])), 0)
+    assert float(steps @ precision) == pytest.approx(average_precision_score(targets[:, 0], scores[:, 0]))
+    assert len(precision_recall(Predictions(scores, np.zeros_like(targets), np.arange(500), "multi_label"), 0)[0]) == 0
 
 
 def render(figure: Figure) -> None:
