@@ -149,8 +149,9 @@ def test_a_real_sparkdl_comes_first(project: Path, tmp_path: Path) -> None:
     (real / "__init__.py").write_text("HorovodRunner = 'the real one'\n")
     code = "import sparkdl; from sparkdl import HorovodRunner; print(HorovodRunner, sparkdl.__file__)"
     ours = project / "docker" / "sparkdl"
-    for order in ([ours, real.parent], [real.parent, ours]):
-        assert run(code, order, tmp_path) == f"the real one {real / '__init__.py'}\n"
+    assert [run(code, order, tmp_path) for order in ([ours, real.parent], [real.parent, ours])] == [
+        f"the real one {real / '__init__.py'}\n"
+    ] * 2
 
 
 def test_it_says_that_groundswell_is_missing(project: Path, tmp_path: Path) -> None:

@@ -158,8 +158,9 @@ def test_tasks_are_commands_of_ours_in_their_order(bundle: Document) -> None:
         1,
     )
     train, evaluate, score = (task["python_wheel_task"]["parameters"] for task in tasks[1:4])
-    for later in (evaluate, score):
-        assert later[later.index("--model") + 1] == train[train.index("--result") + 1]
+    assert [later[later.index("--model") + 1] for later in (evaluate, score)] == [
+        train[train.index("--result") + 1]
+    ] * 2
     compare = parsed(bundle)["compare"]
     assert compare.experiment == [configs["train"].tracking.experiment]
     assert str(compare.output).startswith("/Volumes/")

@@ -116,8 +116,9 @@ def assert_equal(found: Trained, expected: Trained) -> None:
     """Both trainings have ended, with the same bits and the same curves."""
     np.testing.assert_equal(found.weights(), expected.weights())
     assert MlflowClient(found.store).get_run(found.run.run.run_id).info.status == "FINISHED"
-    for metric in _COMPARED:
-        assert found.points(metric) == expected.points(metric), metric
+    assert {metric: found.points(metric) for metric in _COMPARED} == {
+        metric: expected.points(metric) for metric in _COMPARED
+    }
 
 
 def training_that_dies(config: Any, run: Any, checkpoints: Any, *, deaths: Sequence[Death], waits: bool = False) -> Any:

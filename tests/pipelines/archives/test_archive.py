@@ -35,8 +35,7 @@ def test_columns_that_are_not_given_are_null() -> None:
         [["snow"], []],
         [datetime.date(2018, 5, 6), None],
     )
-    for name in ("size", "country", "season", "tile"):
-        assert table[name].to_pylist() == [None, None]
+    assert [table[name].to_pylist() for name in ("size", "country", "season", "tile")] == [[None, None]] * 4
 
 
 def test_a_required_column_must_be_given() -> None:

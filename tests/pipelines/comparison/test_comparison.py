@@ -273,8 +273,7 @@ def test_a_server_is_asked_for_few_runs_at_a_time(fabricate: Fabricate, monkeypa
         return search(*arguments, max_results=max_results, **more)
 
     monkeypatch.setattr(MlflowClient, "search_runs", counted)
-    for runs in (read("pages"), queries.unfinished_runs("pages")):
-        assert {run.run_id for run in runs} == made
+    assert [{run.run_id for run in runs} for runs in (read("pages"), queries.unfinished_runs("pages"))] == [made] * 2
     assert asked == [2] * 6
 
 

@@ -144,8 +144,10 @@ def test_it_is_recorded_in_a_child_run_and_in_the_run_of_the_training(
     assert {name: parent.data.metrics[name] for name in scores} == pytest.approx(scores)
     assert (child.info.status, child.data.params["split"]) == ("FINISHED", "test")
     # Beside the validation of the same model, and not at the beginning of the training.
-    for each in (logged.run_id, child.info.run_id):
-        assert [point.step for point in logged.client.get_metric_history(each, "test/f1_micro")] == [1]
+    assert [
+        [point.step for point in logged.client.get_metric_history(each, "test/f1_micro")]
+        for each in (logged.run_id, child.info.run_id)
+    ] == [[1], [1]]
     assert child.data.tags["mlflow.source.name"] == "groundswell evaluate"
     assert {"mlflow.user", "groundswell.version"} <= child.data.tags.keys()
     (dataset,) = child.inputs.dataset_inputs
@@ -160,8 +162,9 @@ def test_it_is_recorded_in_a_child_run_and_in_the_run_of_the_training(
     }
     assert artifact_text(logged.store, child.info.run_id, "evaluation_test.html") == report.read_text()
     rows = rows_of(artifact_text(logged.store, child.info.run_id, "slices_test.json"))
-    for column in ("country", "season", "tile"):
-        assert sum(row["samples"] for row in rows if row["column"] == column) == 12
+    assert [
+        sum(row["samples"] for row in rows if row["column"] == column) for column in ("country", "season", "tile")
+    ] == [12, 12, 12]
 
 
 @pytest.mark.spark
