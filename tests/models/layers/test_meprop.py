@@ -34,8 +34,14 @@ def test_a_model_with_it_saves_and_loads(tmp_path):
     assert (loaded.layers[0].k, loaded.layers[0].unified) == (2, False)
 
 
-def test_k_must_fit():
-    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
-        MeProp(keras.layers.Dense(5), 0)
-    with pytest.raises(ValueError, match="k=6 is more than the 5 units of layer"):
-        MeProp(keras.layers.Dense(5), 6)(np.zeros((1, 4), np.float32))
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda dense: MeProp(dense, 0), "k must be at least 1, got 0"),
+        (lambda dense: MeProp(dense, 6)(np.zeros((1, 4), np.float32)), "k=6 is more than the 5 units of layer"),
+    ],
+    ids=["0", "6"],
+)
+def test_k_must_fit(use, message):
+    with pytest.raises(ValueError, match=message):
+        use(keras.layers.Dense(5))

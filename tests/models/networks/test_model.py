@@ -167,8 +167,17 @@ def test_empty_networks_and_other_depths_are_refused(name, settings, message):
         network_of(name, **settings)
 
 
-def test_names_that_are_not_known_are_refused(small):
-    with pytest.raises(ValueError, match="'regression'"):
-        with_probabilities(small, "regression")
-    with pytest.raises(ValueError, match=r"network must be one of \('resnet', .*\), got 'vgg'"):
-        build_model(SENTINEL_GROUPS, network="vgg", classes=5, upsampling="nearest", augmentation=None)
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda model: with_probabilities(model, "regression"), "'regression'"),
+        (
+            lambda _: build_model(SENTINEL_GROUPS, network="vgg", classes=5, upsampling="nearest", augmentation=None),
+            r"network must be one of \('resnet', .*\), got 'vgg'",
+        ),
+    ],
+    ids=["task", "network"],
+)
+def test_names_that_are_not_known_are_refused(small, use, message):
+    with pytest.raises(ValueError, match=message):
+        use(small)
