@@ -6,6 +6,7 @@ a message and the bytes of its data, such as an array, which is sent and receive
 
 import hmac
 import logging
+import math
 import secrets
 import socket
 import struct
@@ -47,6 +48,8 @@ class FrameConnection:
         """
         self._socket, self._maximum_data_bytes = connection, maximum_data_bytes
         self._data = bytearray()
+        self._deadline = math.inf
+        """Time at which the other end must have sent all that is awaited, whatever it sends until then."""
 
     def accept_proof(self, secret: bytes) -> bool:
         """Run the server's part of the handshake; return whether the other end knows the secret.
@@ -54,14 +57,14 @@ class FrameConnection:
         Raises:
             OSError: The other end is silent or hangs up.
         """
-        self.settimeout(HANDSHAKE_SECONDS)
+        self._deadline = time.monotonic() + HANDSHAKE_SECONDS
         nonce = secrets.token_bytes(SECRET_BYTES)
         self.send(nonce)
         theirs, proof = self._exactly(SECRET_BYTES), self._exactly(SECRET_BYTES)
         if not hmac.compare_digest(proof, hmac.digest(secret, b"client" + nonce + theirs, "sha256")):
             return False
         self.send(hmac.digest(secret, b"server" + theirs + nonce, "sha256"))
-        self.settimeout(None)
+        self._end_handshake()
         return True
 
     def prove(self, secret: bytes) -> None:
@@ -70,13 +73,17 @@ class FrameConnection:
         Raises:
             ConnectionError: The other end does not know the secret.
         """
-        self.settimeout(HANDSHAKE_SECONDS)
+        self._deadline = time.monotonic() + HANDSHAKE_SECONDS
         theirs = self._exactly(SECRET_BYTES)
         nonce = secrets.token_bytes(SECRET_BYTES)
         self.send(nonce + hmac.digest(secret, b"client" + theirs + nonce, "sha256"))
         proof = self._exactly(SECRET_BYTES)
         if not hmac.compare_digest(proof, hmac.digest(secret, b"server" + nonce + theirs, "sha256")):
             raise ConnectionError("the process at the other end does not know the secret of this run")
+        self._end_handshake()
+
+    def _end_handshake(self) -> None:
+        self._deadline = math.inf
         self.settimeout(None)
 
     def send(self, frames: bytes, data: Iterable[memoryview] = ()) -> None:
@@ -123,6 +130,8 @@ class FrameConnection:
 
     def _fill(self, data: memoryview) -> None:
         while data:
+            if self._deadline < math.inf:
+                self._socket.settimeout(max(1e-3, self._deadline - time.monotonic()))
             received = self._socket.recv_into(data, 0, socket.MSG_WAITALL)
             if not received:
                 raise ConnectionError("the other end hung up")

@@ -1,17 +1,17 @@
 """The offset between a rank's clock and that of rank 0, measured over a separate connection."""
 
 import math
-import socket
+import secrets
 import struct
-import threading
 import time
+from contextlib import closing
 from dataclasses import dataclass
-from typing import BinaryIO
 
+from pipelines.launch.wire.transport import SECRET_BYTES, ConnectionServer, FrameConnection, connect, frame
 from pipelines.training.ranks.collective import HorovodCollective, gather_json, own_address
 
 _QUESTIONS = 25
-_SECONDS_TO_CONNECT = 5.0
+_SECONDS_FOR_AN_ANSWER = 5.0
 _ANSWER = struct.Struct("!d")
 
 
@@ -37,60 +37,42 @@ def compare_clocks(collective: HorovodCollective) -> ClockOffset:
     Args:
         collective: The ranks.
     """
-    server = _serve(collective.size - 1) if collective.rank == 0 else None
-    address = None if server is None else [own_address(), server.getsockname()[1]]
-    host, port = gather_json(address, collective)[0]
-    offset = ClockOffset(0.0, 0.0) if collective.rank == 0 else ask(host, port)
+    secret = secrets.token_bytes(SECRET_BYTES)
+    server = serve(own_address(), secret) if collective.rank == 0 else None
+    address = None if server is None else [own_address(), server.port, secret.hex()]
+    host, port, key = gather_json(address, collective)[0]
+    offset = ClockOffset(0.0, 0.0) if collective.rank == 0 else ask(host, port, bytes.fromhex(key))
     gather_json(None, collective)  # rank 0 answers until every rank has asked
     if server is not None:
-        server.shutdown(socket.SHUT_RDWR)  # unlike `close`, this ends the wait for another connection
         server.close()
     return offset
 
 
-def ask(host: str, port: int) -> ClockOffset:
+def ask(host: str, port: int, secret: bytes) -> ClockOffset:
     """Ask the clock at an address; see `compare_clocks`."""
     try:
-        with (
-            socket.create_connection((host, port), timeout=_SECONDS_TO_CONNECT) as connection,
-            connection.makefile("rb") as answers,
-        ):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return min((_ask_once(connection, answers) for _ in range(_QUESTIONS)), key=lambda offset: offset.error)
-    except (OSError, struct.error):  # a firewall, or half an answer: training must not fail because of a trace
+        with closing(connect(host, port, secret)) as connection:
+            connection.settimeout(_SECONDS_FOR_AN_ANSWER)
+            return min((_ask_once(connection) for _ in range(_QUESTIONS)), key=lambda offset: offset.error)
+    except (OSError, ValueError, struct.error):  # a firewall, or half an answer: a trace must not end a training
         return ClockOffset(0.0, math.inf)
 
 
-def _ask_once(connection: socket.socket, answers: BinaryIO) -> ClockOffset:
+def _ask_once(connection: FrameConnection) -> ClockOffset:
     asked = time.time()
-    connection.sendall(b"?")
-    answer = answers.read(_ANSWER.size)
+    connection.send(frame(b""))
+    answer, _ = connection.receive()
     arrived = time.time()
     (there,) = _ANSWER.unpack(answer)
     return ClockOffset(there - (asked + arrived) / 2, (arrived - asked) / 2)
 
 
-def _serve(connections: int) -> socket.socket:
-    """Answer the questions of `connections` ranks, one thread per rank, until the socket is closed."""
-    server = socket.create_server((own_address(), 0), backlog=max(connections, 1))
-
-    def accept() -> None:
-        while True:
-            try:
-                connection, _ = server.accept()
-            except OSError:  # closed
-                return
-            threading.Thread(target=_answer, args=(connection,), daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
-    return server
+def serve(host: str, secret: bytes) -> ConnectionServer:
+    """Answer the questions of other ranks until the server is closed."""
+    return ConnectionServer(host, secret, _answer, maximum_data_bytes=0, name="groundswell-clock")
 
 
-def _answer(connection: socket.socket) -> None:
-    with connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        try:
-            while connection.recv(1):
-                connection.sendall(_ANSWER.pack(time.time()))
-        except OSError:  # the rank has ended
-            return
+def _answer(connection: FrameConnection) -> None:
+    while True:
+        connection.receive()
+        connection.send(frame(_ANSWER.pack(time.time())))

@@ -6,10 +6,11 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 
 import pytest
 
+from pipelines.launch.wire import transport
 from pipelines.launch.wire.transport import ConnectionServer, FrameConnection, connect, frame
 from tests.patience import patient, wait_until
 
@@ -141,3 +142,15 @@ def test_a_closed_server_hangs_up_and_its_threads_end() -> None:
     wait_until(lambda: threads() == 0)
     with pytest.raises(OSError, match="refused"):
         echo.connect()
+
+
+def test_a_stranger_that_sends_a_byte_now_and_then_has_no_more_time_than_a_silent_one(
+    echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "HANDSHAKE_SECONDS", 0.5)
+    with socket.create_connection(("127.0.0.1", echo.server.port)) as stranger:
+        for _ in range(40):  # the proof has 64 bytes
+            with suppress(OSError):
+                stranger.sendall(b"x")
+            time.sleep(0.1)
+        assert echo.server.refused == 1
