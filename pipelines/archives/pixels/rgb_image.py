@@ -1,6 +1,7 @@
 """Reads one JPEG or PNG file as RGB pixels."""
 
 import io
+import math
 import struct
 import warnings
 import zlib
@@ -18,6 +19,8 @@ from pipelines.archives.archive import BadRecordError
 from pipelines.archives.files import DECODING, MISSING_FILE, whole_remote
 
 _SIZES_READ = 33  # number of images whose size is read; odd, so that two sizes cannot be equally frequent
+_MOST_PIXELS = 1 << 25
+"""Limit to the pixels of an image that is scaled: 100 MB in RGB."""
 _ORIENTATION = 0x0112  # EXIF tag
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -61,12 +64,16 @@ def read_rgb(
         data: The encoded image, if it is not a file; then `path` is only its name.
 
     Raises:
-        BadRecordError: The file is missing, damaged, animated, of another format or of the wrong size. Or it exceeds
-            Pillow's limit `MAX_IMAGE_PIXELS`, which guards against attacks.
+        BadRecordError: The file is missing, damaged, animated, of another format or of the wrong size, or has more
+            than 33,554,432 pixels. Its header is checked before any pixel is decoded.
         RuntimeError: Other code made Pillow fill truncated images with grey.
     """
     height, width = out.shape[:2]
     with _opened(path, data) as image:
+        if not fit and sorted(image.size) != sorted((width, height)):  # not even sideways
+            raise _wrong_size(path, image, (height, width))
+        if math.prod(image.size) > _MOST_PIXELS:
+            raise BadRecordError(path, "too many pixels", f"{math.prod(image.size):,}, at most {_MOST_PIXELS:,}")
         # Palettes cannot be interpolated, so the conversion to RGB comes before the resizing.
         upright = _to_rgb(image)
         orientation = image.getexif().get(_ORIENTATION)
@@ -75,9 +82,12 @@ def read_rgb(
         if fit:
             upright = _centre_square(upright, width)
         elif upright.size != (width, height):
-            found = upright.size[::-1]
-            raise BadRecordError(path, "wrong size", f"{found} pixels (height, width), expected {(height, width)}")
+            raise _wrong_size(path, upright, (height, width))
         out[...] = np.asarray(upright)
+
+
+def _wrong_size(path: str | PathLike[str], image: Image.Image, expected: tuple[int, int]) -> BadRecordError:
+    return BadRecordError(path, "wrong size", f"{image.size[::-1]} pixels (height, width), expected {expected}")
 
 
 def upright_size(path: str | PathLike[str], data: bytes | None = None) -> tuple[int, int]:

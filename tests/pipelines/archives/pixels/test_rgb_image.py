@@ -144,6 +144,15 @@ def test_a_decompression_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, l
     check_bad_file(r"image\.png: too many pixels", read, tmp_path / "image.png")
 
 
+def test_the_header_is_enough_to_refuse_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.fromarray(pixels()).save(tmp_path / "image.png")
+    Image.new("1", (6000, 6000)).save(tmp_path / "huge.png")
+    monkeypatch.delattr(ImageFile.ImageFile, "load")  # which decodes
+    check_bad_file(r"wrong size \(\(24, 32\) pixels", read, tmp_path / "image.png", 24, 31)
+    for fit, reason in ((False, "wrong size"), (True, r"too many pixels \(36,000,000, at most 33,554,432\)")):
+        check_bad_file(reason, read, tmp_path / "huge.png", 8, 8, fit=fit)
+
+
 def test_a_text_bomb(tmp_path: Path) -> None:
     text = PngImagePlugin.PngInfo()
     text.add_text("comment", "x" * (PngImagePlugin.MAX_TEXT_CHUNK + 1), zip=True)
