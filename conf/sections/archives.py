@@ -75,7 +75,10 @@ class TableConfig(ImagesArchive):
     image: str = Field(default="image", min_length=1)
     """Column of JPEG or PNG images: their bytes, or a struct with a field `bytes`."""
     label: str = Field(default="label", min_length=1)
-    """Column of labels: a text or an integer for one class, a list of texts or integers for several classes."""
+    """Column of labels: a text or an integer for one class, a list for several classes."""
+    labels: Literal["auto", "indices", "multi_hot"] = "auto"
+    """Meaning of a list of integers: the numbers of classes (indices), or 1 and 0 for each class (multi_hot). Auto
+    means indices, and refuses lists that may be either."""
     split: str | None = Field(default=None, min_length=1)
     """Column of the splits' names; null: names of files or folders give the split, or the splits are drawn."""
 

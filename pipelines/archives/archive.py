@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from pipelines.sample import ImageGroup, Task
 
+MOST_CLASSES = 2**15 - 1
+"""Limit to the classes of an archive, whose numbers have 16 bits."""
 INDEX_SCHEMA = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
@@ -111,6 +113,12 @@ class ArchiveDescription:
     class_names: tuple[str, ...]
     """Ordered; a class index anywhere in the project is a position in this tuple."""
     groups: tuple[ImageGroup, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.class_names) > MOST_CLASSES:
+            raise ValueError(
+                f"{self.kind}: {len(self.class_names):,} classes, and at most {MOST_CLASSES:,} are possible"
+            )
 
 
 class Archive(Protocol):

@@ -187,7 +187,7 @@ def check_none_empty(root: str, folders: Sequence[str], files: ClassFiles) -> No
 def index_of(files: ClassFiles, splits: NDArray[np.str_], labels: NDArray[np.integer[Any]]) -> ArchiveIndex:
     """Build an index in which every sample is one file of one class, named by its path."""
     offsets = np.arange(len(files.paths) + 1, dtype=np.int32)
-    classes = pa.array(labels.astype(np.int16))
+    classes = pa.array(labels, pa.int16())
     samples = index_table(
         {
             "id": files.paths,

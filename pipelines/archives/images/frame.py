@@ -16,7 +16,7 @@ _ROWS_OF_A_GROUP = 64  # reading one image decodes its whole row group
 
 
 def write_frame(
-    frame: DataFrame, root: Location, columns: Sequence[str], check: Callable[[pa.Schema], None] = lambda schema: None
+    frame: DataFrame, root: Location, columns: Sequence[str], check: Callable[[pa.Schema], object] = lambda schema: None
 ) -> int:
     """Write columns of a DataFrame, one file per partition, and return the number of rows.
 

@@ -91,7 +91,7 @@ class ImageFolder:
         """
         tree, files = self._tree, self._files
         names = [folder.rpartition("/")[2] for folder in tree.folders]
-        labels = np.array([self.description.class_names.index(name) for name in names], np.int16)[files.folders]
+        labels = np.array([self.description.class_names.index(name) for name in names], np.int32)[files.folders]
         given = [tree.splits[folder] for folder in files.folders.tolist()]
         keys = [path.rpartition(".")[0] for path in files.paths.to_pylist()]
         splits = assign_splits(self, given, keys, labels, has_validation=VALIDATION_SPLIT in tree.splits)

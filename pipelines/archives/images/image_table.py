@@ -3,7 +3,7 @@
 ```
 <root>/*.parquet, <root>/<folder>/*.parquet, or one file        e.g. data/train-00000-of-00002.parquet, split=train/*
   image: struct<bytes: binary, ...> or binary                    JPEG or PNG
-  label: int or string (single label), list of them (multi label)
+  label: int or string (single label), list of them or of 0 and 1 for each class (multi label)
   split: string                                                  if `archive.split` names such a column, or folders
 ```
 """
@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +37,13 @@ GROUP = "rgb"
 _ROWS = ParquetRows()
 
 
+class _LabelKind(NamedTuple):
+    """What the column of labels holds, whatever its width."""
+
+    is_list: bool
+    of: Literal["text", "integer", "boolean"]
+
+
 class _Rows(NamedTuple):
     """All rows of all files."""
 
@@ -50,7 +57,7 @@ class _Rows(NamedTuple):
     """Values of the label column: a value, a list of values, or None."""
     splits: list[str | None]
     """Split of each row; None where it is unknown."""
-    label_type: pa.DataType
+    label_kind: _LabelKind
     names: list[str] | None
     """Names of integer labels, if the files contain them."""
 
@@ -66,6 +73,8 @@ class ImageTable:
     """Column of encoded images."""
     label: str = TableConfig.default("label")
     """Column of labels. Rows whose label is null, an empty list or a negative number are rejected."""
+    labels: Literal["auto", "indices", "multi_hot"] = TableConfig.default("labels")
+    """Whether a list of integers has the numbers of classes, or 1 and 0 for each class."""
     split: str | None = TableConfig.default("split")
     """Column of the splits' names."""
     image_size: int | None = TableConfig.default("image_size")
@@ -102,7 +111,7 @@ class ImageTable:
                 different sizes and `image_size` is not set.
         """
         rows = self._rows
-        task: Task = "multi_label" if _is_list(rows.label_type) else "single_label"
+        task: Task = "multi_label" if rows.label_kind.is_list else "single_label"
         height, width = (
             (self.image_size, self.image_size)
             if self.image_size
@@ -172,19 +181,19 @@ class ImageTable:
     @functools.cached_property
     def _rows(self) -> _Rows:
         files = list_parquet_files(self.root)
-        found = _Rows([], [], [], [], [], pa.null(), None)
+        found = _Rows([], [], [], [], [], _LabelKind(False, "text"), None)
         for file, size in files:
             path = path_of(self.root, file)
             try:
                 with open_parquet(path) as parquet:
                     schema = parquet.schema_arrow
-                    self.check_columns(path, schema, _folder_values(file))
+                    kind = self.check_columns(path, schema, _folder_values(file))
                     columns = [self.label, *([self.split] if self.split in schema.names else [])]
                     table = parquet.read(columns=columns)
             except (OSError, pa.ArrowException) as error:
                 refuse_outage(path, error)
                 raise ValueError(f"{path}: not a readable Parquet file ({' '.join(str(error).split())})") from None
-            if found.files and schema.field(self.label).type != found.label_type:
+            if found.files and kind != found.label_kind:
                 raise ValueError(f"{path}: column {self.label!r} is of another type than in {files[0][0]}")
             names = _names(schema, self.label)
             if found.files and names != found.names:
@@ -192,7 +201,7 @@ class ImageTable:
                     f"{path}: the classes of column {self.label!r} are {_words(names)}, and in {files[0][0]} they are "
                     f"{_words(found.names)}: write the files with one list of names"
                 )
-            found = found._replace(label_type=schema.field(self.label).type, names=names)
+            found = found._replace(label_kind=kind, names=names)
             found.files.extend([file] * len(table))
             found.numbers.extend(range(len(table)))
             found.sizes.extend([size] * len(table))
@@ -200,15 +209,57 @@ class ImageTable:
             found.splits.extend(self._named_splits(path, file, table))
         if not found.files:
             raise ValueError(f"{self.root}: its Parquet files have no rows")
-        return found
+        return self._from_multi_hot(found) if self._is_multi_hot(found) else found
 
-    def check_columns(self, where: str, schema: pa.Schema, folders: Mapping[str, str] = MappingProxyType({})) -> None:
+    def _is_multi_hot(self, rows: _Rows) -> bool:
+        """Return whether the labels have 1 or 0 for each class.
+
+        Raises:
+            ValueError: They may be that or the numbers of classes, and nothing says which; or they cannot be that.
+        """
+        lists = [labels for labels in rows.labels if labels is not None]
+        if not rows.label_kind.is_list or rows.label_kind.of == "text":
+            if self.labels == "multi_hot":
+                raise ValueError(f"{self.root}: column {self.label!r} has no lists of integers: drop archive.labels")
+            return False
+        if self.labels == "auto" and rows.label_kind.of == "integer":
+            lengths = {len(labels) for labels in lists}
+            if len(lengths) == 1 and lengths != {1} and {0, 1} >= {value for labels in lists for value in labels}:
+                raise ValueError(
+                    f"{self.root}: every list of column {self.label!r} has {min(lengths)} numbers, which are 0 or 1: "
+                    "set archive.labels=multi_hot if there is one for each class, or archive.labels=indices if they "
+                    "are the numbers of classes"
+                )
+        return self.labels == "multi_hot" or rows.label_kind.of == "boolean"
+
+    def _from_multi_hot(self, rows: _Rows) -> _Rows:
+        """Return the rows with the numbers of classes as labels.
+
+        Raises:
+            ValueError: A list has another length, or a number that is neither 0 nor 1.
+        """
+        classes = len(rows.names or next((labels for labels in rows.labels if labels), []))
+        for row, labels in enumerate(rows.labels):
+            if labels is not None and (len(labels) != classes or not {0, 1} >= set(labels)):
+                raise ValueError(
+                    f"{path_of(self.root, rows.files[row])} row {rows.numbers[row]}: column {self.label!r} has "
+                    f"{textwrap.shorten(str(labels), 80)}, expected 0 or 1 for each of {classes} classes"
+                )
+        chosen = [labels and [number for number, value in enumerate(labels) if value] for labels in rows.labels]
+        return rows._replace(labels=chosen, names=rows.names or [str(number) for number in range(classes)])
+
+    def check_columns(
+        self, where: str, schema: pa.Schema, folders: Mapping[str, str] = MappingProxyType({})
+    ) -> _LabelKind:
         """Check that the columns exist and have the types that are read.
 
         Args:
             where: Name of what has the columns, for the message.
             schema: Schema of the columns.
             folders: Columns whose values are in the names of folders.
+
+        Returns:
+            What the column of labels holds.
 
         Raises:
             ValueError: A column is missing, or of another type.
@@ -224,11 +275,12 @@ class ImageTable:
             image = image.field("bytes").type
         if not (types.is_binary(image) or types.is_large_binary(image)):
             raise ValueError(f"{where}: column {self.image!r} (archive.image) is {image}, expected the bytes of images")
-        value = label.value_type if _is_list(label) else label
-        if not (types.is_integer(value) or types.is_string(value) or types.is_large_string(value)):
+        kind = _label_kind(label)
+        if kind is None:
             raise ValueError(
                 f"{where}: column {self.label!r} (archive.label) is {label}, expected a text, an integer, or a list"
             )
+        return kind
 
     def _named_splits(self, path: str, file: str, table: pa.Table) -> list[str | None]:
         """Return the split of each row: that of its column, or of a folder or file name such as `train-00000-of-1`."""
@@ -269,7 +321,7 @@ class ImageTable:
         if any(named) and TRAINING_SPLIT not in named:
             raise ValueError(f"{self.root}: has no split train, only {', '.join(sorted(set(map(str, named))))}")
         # With several labels, stratifying by one of them is no worse than by none.
-        classes = np.array(first_labels, np.int16)
+        classes = np.array(first_labels, np.int32)
         return assign_splits(self, named, keys, classes, has_validation=VALIDATION_SPLIT in named)
 
 
@@ -295,6 +347,19 @@ def _words(names: list[str] | None) -> str:
 
 def _is_list(kind: pa.DataType) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _label_kind(column: pa.DataType) -> _LabelKind | None:
+    """Return what a column of labels holds; None if it has no labels."""
+    is_list = _is_list(column)
+    value = column.value_type if is_list else column
+    if types.is_dictionary(value):  # a category of pandas, or an enum
+        value = value.value_type
+    if types.is_integer(value):
+        return _LabelKind(is_list, "integer")
+    if types.is_boolean(value) and is_list:
+        return _LabelKind(is_list, "boolean")
+    return _LabelKind(is_list, "text") if types.is_string(value) or types.is_large_string(value) else None
 
 
 def _as_list(labels: Any) -> list[Any]:

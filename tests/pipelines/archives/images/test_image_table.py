@@ -80,6 +80,62 @@ def test_a_hugging_face_dataset(tmp_path: Path) -> None:
         np.testing.assert_array_equal(read_sample(travelled, rows[row]["paths"])["rgb"], pixels(number))
 
 
+def labelled(root: Path, *columns: pa.Array) -> str:
+    """A table whose files have these labels."""
+    for number, labels in enumerate(columns):
+        table = pa.table({"image": [png(row) for row in range(len(labels))], "label": labels})
+        pq.write_table(table, root / f"{number}.parquet")
+    return str(root)
+
+
+TEXTS, MULTI_HOT = ["b", "a", "b"], [[1, 0, 0], [0, 1, 1], [0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "settings", "classes", "found"),
+    [
+        ([pa.array(TEXTS).dictionary_encode()], {}, ("a", "b"), [[1], [0], [1]]),
+        ([pa.array(TEXTS), pa.array(TEXTS, pa.large_string())], {}, ("a", "b"), [[1], [0], [1]] * 2),
+        ([pa.array([5, 3], pa.int64()), pa.array([3], pa.int32())], {}, ("3", "5"), [[1], [0], [0]]),
+        ([pa.array(MULTI_HOT)], {"labels": "multi_hot"}, ("0", "1", "2"), [[0], [1, 2]]),
+        ([pa.array(MULTI_HOT).cast(pa.list_(pa.bool_()))], {}, ("0", "1", "2"), [[0], [1, 2]]),
+        ([pa.array(MULTI_HOT)], {"labels": "indices"}, ("0", "1"), [[0, 1], [0, 1], [0]]),
+        ([pa.array([[0], [1]])], {}, ("0", "1"), [[0], [1]]),
+        ([pa.array([[0, 1], [1]])], {}, ("0", "1"), [[0, 1], [1]]),
+    ],
+)
+def test_labels_are_read_by_what_they_mean(
+    tmp_path: Path, columns: list[pa.Array], settings: dict[str, Any], classes: tuple[str, ...], found: list[list[int]]
+) -> None:
+    archive = ImageTable(labelled(tmp_path, *columns), **settings)
+    assert (archive.description.class_names, archive.index().samples["labels"].to_pylist()) == (classes, found)
+
+
+@pytest.mark.parametrize(
+    ("labels", "settings", "message"),
+    [
+        (MULTI_HOT, {}, r"has 3 numbers, which are 0 or 1: set archive\.labels=multi_hot .*archive\.labels=indices"),
+        (
+            [[1, 0], [1]],
+            {"labels": "multi_hot"},
+            r"0\.parquet row 1: .* has \[1\], expected 0 or 1 for each of 2 classes",
+        ),
+        ([[1, 0], [1, 2]], {"labels": "multi_hot"}, r"row 1: column 'label' has \[1, 2\], expected 0 or 1"),
+        ([1, 0], {"labels": "multi_hot"}, "has no lists of integers: drop archive.labels"),
+        ([True, False], {}, "is bool, expected a text, an integer, or a list"),
+    ],
+)
+def test_labels_that_may_mean_two_things_are_refused(
+    tmp_path: Path, labels: list[Any], settings: dict[str, Any], message: str
+) -> None:
+    check_refused(ImageTable(labelled(tmp_path, pa.array(labels)), **settings), message)
+
+
+def test_more_classes_than_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match="table: 32,768 classes, and at most 32,767 are possible"):
+        ArchiveDescription("table", "single_label", tuple(map(str, range(2**15))), ())
+
+
 @pytest.mark.parametrize("names", [["bee", "ant"], None])
 def test_files_with_other_names_of_classes_are_refused(tmp_path: Path, names: list[str] | None) -> None:
     hugging_face(tmp_path / "train-0.parquet", [0, 1], names=["ant", "bee"])
