@@ -1,6 +1,7 @@
 """Lists archives with one folder per class safely: the class folders, below split folders or at the top, and files."""
 
 import os
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,8 +179,10 @@ def check_none_empty(root: str, folders: Sequence[str], files: ClassFiles) -> No
     counts = np.bincount(files.folders, minlength=len(folders))
     empty = [folder for position, folder in enumerate(folders) if counts[position] == 0]
     if empty:
+        inside = [row for row in files.rejected if row["id"].startswith(f"{empty[0]}/")]
+        found = f", which has {len(inside)} others ({inside[0]['id']}: {inside[0]['reason']})" if inside else ""
         raise ValueError(
-            f"{root}: {len(empty)} class folders hold no images, the first is {empty[0]!r}; "
+            f"{root}: {len(empty)} class folders hold no images, the first is {empty[0]!r}{found}; "
             "extract the whole archive, or remove the folder"
         )
 
@@ -200,6 +203,18 @@ def index_of(files: ClassFiles, splits: NDArray[np.str_], labels: NDArray[np.int
     return ArchiveIndex(samples, pa.Table.from_pylist(files.rejected, REJECTED_SCHEMA))
 
 
+def class_name(folder: str) -> str:
+    """Return the class of a folder: its name, in the spelling of Unicode (NFC) that most systems write."""
+    return unicodedata.normalize("NFC", folder.rpartition("/")[2])
+
+
+def _refuse_two_spellings(root: str, folders: Sequence[str]) -> None:
+    spellings: dict[str, str] = {}
+    for folder in folders:
+        if (other := spellings.setdefault(class_name(folder), folder)) != folder:
+            raise ValueError(f"{root}: {other!a} and {folder!a} are one name in two spellings of Unicode: rename one")
+
+
 def find_class_folders(root: str, is_image: Callable[[str], bool]) -> ClassTree:
     """Find the class folders of `train/<class>` and the other splits, or of `<class>`.
 
@@ -218,6 +233,7 @@ def find_class_folders(root: str, is_image: Callable[[str], bool]) -> ClassTree:
     inside = {name: list_folder(root, name) for name in top.folders if name.lower() in SPLIT_OF_NAME}
     for contents in (top, *inside.values()):
         refuse_linked_folders(root, contents.rejected)
+        _refuse_two_spellings(root, contents.folders)
     rejected = top.rejected + [
         rejection(root, name, "not in a class folder") for name, _ in top.files if is_image(name)
     ]
@@ -238,7 +254,8 @@ def find_class_folders(root: str, is_image: Callable[[str], bool]) -> ClassTree:
     splits: list[str | None] = []
     for split in (split for split in SPLITS if split in of_split):
         name = of_split[split]
-        unknown = set(inside[name].folders) - set(inside[of_split[TRAINING_SPLIT]].folders)
+        known = inside[of_split[TRAINING_SPLIT]].folders
+        unknown = set(map(class_name, inside[name].folders)) - set(map(class_name, known))
         if unknown:
             raise ValueError(f"{root}: class {min(unknown)!r} is in {name} but not in {of_split[TRAINING_SPLIT]}")
         folders += [f"{name}/{folder}" for folder in inside[name].folders]

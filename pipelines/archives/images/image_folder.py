@@ -22,6 +22,7 @@ from pipelines.archives.images.class_folders import (
     ClassFiles,
     ClassTree,
     check_none_empty,
+    class_name,
     find_class_folders,
     index_of,
     list_class_files,
@@ -72,7 +73,7 @@ class ImageFolder:
             ValueError: It has no classes or images, splits and classes are mixed, or the images have different sizes
                 and `image_size` is not set.
         """
-        classes = tuple(dict.fromkeys(folder.rpartition("/")[2] for folder in self._tree.folders))
+        classes = tuple(dict.fromkeys(map(class_name, self._tree.folders)))
         paths = self._files.paths
         height, width = (
             (self.image_size, self.image_size)
@@ -90,8 +91,8 @@ class ImageFolder:
             ValueError: `description` fails, or a class of another split is not in train or has no training images.
         """
         tree, files = self._tree, self._files
-        names = [folder.rpartition("/")[2] for folder in tree.folders]
-        labels = np.array([self.description.class_names.index(name) for name in names], np.int32)[files.folders]
+        position = {name: number for number, name in enumerate(self.description.class_names)}
+        labels = np.array([position[class_name(folder)] for folder in tree.folders], np.int32)[files.folders]
         given = [tree.splits[folder] for folder in files.folders.tolist()]
         keys = [path.rpartition(".")[0] for path in files.paths.to_pylist()]
         splits = assign_splits(self, given, keys, labels, has_validation=VALIDATION_SPLIT in tree.splits)

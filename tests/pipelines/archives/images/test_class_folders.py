@@ -151,6 +151,7 @@ def test_images_outside_of_class_folders_are_rejected(tmp_path: Path) -> None:
             "holds train, val, valid, expected train and at most",
         ),
         (["train/cat/1.jpg", "test/cat/1.jpg", "test/fox/1.jpg"], "class 'fox' is in test but not in train"),
+        (["Caf\xe9/1.jpg", "Cafe\u0301/1.jpg"], r"'Cafe\\u0301' and 'Caf\\xe9' are one name in two spellings"),
     ],
 )
 def test_other_layouts(tmp_path: Path, paths: list[str], message: str) -> None:

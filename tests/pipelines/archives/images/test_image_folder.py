@@ -170,7 +170,19 @@ def test_images_of_which_none_can_be_read(tmp_path: Path) -> None:
 def test_a_class_without_training_images(tmp_path: Path) -> None:
     images(tmp_path, {"train/a": 1, "test/a": 1})
     (tmp_path / "train/b").mkdir()
-    check_refused(ImageFolder(str(tmp_path)), "1 class folders hold no images, the first is 'train/b'")
+    check_refused(ImageFolder(str(tmp_path)), "1 class folders hold no images, the first is 'train/b';")
+    fill(tmp_path, "train/b/x.webp", "train/b/c/y.png")
+    message = r"the first is 'train/b', which has 2 others \(train/b/x\.webp: not an image file\)"
+    check_refused(ImageFolder(str(tmp_path)), message)
+
+
+def test_a_class_may_be_spelt_in_two_ways_in_two_splits(tmp_path: Path) -> None:
+    """A zip file from macOS beside one from Linux."""
+    archive = ImageFolder(str(images(tmp_path, {"train/Caf\xe9": 2, "train/tea": 1, "val/Cafe\u0301": 1})))
+    assert (archive.description.class_names, counts_of(archive)) == (
+        ("Caf\xe9", "tea"),
+        {("train", 0): 2, ("train", 1): 1, ("validation", 0): 1},
+    )
 
 
 @pytest.mark.parametrize(
