@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from pipelines.archives.images.parquet_files import INCOMPLETE
+from pipelines.spark.columns import select_columns
 from pipelines.storage.folder import Location
 
 _ROWS_OF_A_GROUP = 64  # reading one image decodes its whole row group
@@ -31,12 +32,9 @@ def write_frame(
 
     Raises:
         ValueError: The folder has content, or an interrupted call wrote into it; or the DataFrame lacks one of the
-            columns, or has no rows.
+            columns, has it twice, or has no rows.
     """
-    missing = [column for column in columns if column not in frame.columns]
-    if missing:
-        raise ValueError(f"the DataFrame has no column {missing[0]!r}; its columns are {', '.join(frame.columns)}")
-    chosen = frame.select(*columns)
+    chosen = select_columns(frame, columns)
     check(to_arrow_schema(chosen.schema))
     names = root.names()
     if INCOMPLETE in names:

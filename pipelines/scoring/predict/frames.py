@@ -36,6 +36,7 @@ from pipelines.machine.versions import check_this_executor, imported_version
 from pipelines.scoring.output.write import PREDICTION_SCHEMA, as_lists, label_names
 from pipelines.scoring.predict.model import ModelDescription, describe
 from pipelines.scoring.predict.predictor import Predict, keras_predictor
+from pipelines.spark.columns import quoted, select_columns
 from pipelines.spark.connect import SentFile, send
 from pipelines.tracking.store.served import find_model, read_model_file
 
@@ -111,7 +112,7 @@ def score_frame(
                 table = table.append_column(PREDICTION_SCHEMA.field(name).with_nullable(True), value)
             yield from table.combine_chunks().to_batches()
 
-    return frame.select(*dict.fromkeys((*keep, *inputs))).mapInArrow(score, schema)  # type: ignore[arg-type]
+    return select_columns(frame, list(dict.fromkeys((*keep, *inputs)))).mapInArrow(score, schema)  # type: ignore[arg-type]
 
 
 def fixed_batches(
@@ -216,7 +217,7 @@ def flat_columns(frame: DataFrame, model_uri: str, *, keep: Sequence[str] = ("id
     fields: Fields = {each.name: (each.shape, np.dtype(each.dtype)) for each in model.inputs}
     kept = _kept_columns(frame, keep, list(fields), list(fields))
     types = {name: "float" if dtype.kind == "f" else "int" for name, (_, dtype) in fields.items()}
-    schema = ", ".join([*kept, *(f"`{name}` array<{kind}>" for name, kind in types.items())])
+    schema = ", ".join([*kept, *(f"{quoted(name)} array<{kind}>" for name, kind in types.items())])
     code = OWN_VERSION
 
     def flatten(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -224,7 +225,7 @@ def flat_columns(frame: DataFrame, model_uri: str, *, keep: Sequence[str] = ("id
         for batch in batches:
             yield from flattened(batch, fields, keep).combine_chunks().to_batches()
 
-    return frame.select(*keep, *fields).mapInArrow(flatten, schema)  # type: ignore[arg-type]
+    return select_columns(frame, [*keep, *fields]).mapInArrow(flatten, schema)  # type: ignore[arg-type]
 
 
 def flattened(batch: pa.RecordBatch, fields: Fields, keep: Sequence[str]) -> pa.Table:
@@ -248,13 +249,11 @@ def _kept_columns(frame: DataFrame, keep: Sequence[str], inputs: Sequence[str], 
     """Check the columns of a frame and of the result, and return the kept ones as parts of a schema."""
     if not keep:
         raise ValueError("keep=() would tell of no result to which row it belongs: name a column, such as id")
-    missing = [name for name in (*keep, *inputs) if name not in frame.columns]
-    if missing:
-        raise ValueError(f"the DataFrame has no column {missing[0]!r}, only {', '.join(frame.columns)}")
+    chosen = select_columns(frame, [*keep, *inputs])
     twice = [name for number, name in enumerate(keep) if name in (*results, *keep[:number])]
     if twice:
         raise ValueError(f"keep={tuple(keep)!r}: the result would have two columns {twice[0]!r}")
-    return [f"`{name}` {frame.schema[name].dataType.simpleString()}" for name in keep]
+    return [f"{quoted(name)} {chosen.schema[name].dataType.simpleString()}" for name in keep]
 
 
 def _annotations(columns: int) -> dict[str, Any]:

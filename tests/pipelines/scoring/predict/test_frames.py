@@ -142,7 +142,12 @@ def test_the_functions_are_names_of_the_package() -> None:
 @pytest.mark.usefixtures("_use_store")
 def test_a_missing_column_is_named(frame: DataFrame, logged: Any) -> None:
     for function, given, keep, message in (
-        (score_frame, frame.drop("bands_20m"), ("id",), "the DataFrame has no column 'bands_20m', only id, "),
+        (
+            score_frame,
+            frame.drop("bands_20m"),
+            ("id",),
+            "the DataFrame has no column 'bands_20m'; its columns are id, ",
+        ),
         (score_frame, frame, (), "name a column, such as id"),
         (flat_columns, frame, (), "name a column, such as id"),
         (score_frame, frame, ("id", "labels"), "the result would have two columns 'labels'"),

@@ -1,0 +1,25 @@
+"""Columns of DataFrames by their exact names, whatever characters these have."""
+
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame
+
+
+def quoted(name: str) -> str:
+    """Return a column's name for SQL, where a dot would mean a field of a struct."""
+    return f"`{name.replace('`', '``')}`"
+
+
+def select_columns(frame: DataFrame, names: Sequence[str]) -> DataFrame:
+    """Select columns of a frame of any session.
+
+    Raises:
+        ValueError: The frame has no such column, or several that Spark does not distinguish.
+    """
+    for name in names:
+        if name not in frame.columns:
+            raise ValueError(f"the DataFrame has no column {name!r}; its columns are {', '.join(frame.columns)}")
+        alike = [column for column in frame.columns if column.lower() == name.lower()]
+        if len(alike) > 1:
+            raise ValueError(f"the DataFrame has the columns {', '.join(map(repr, alike))}: rename all but one")
+    return frame.select(*map(quoted, names))
