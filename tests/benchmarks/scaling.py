@@ -94,17 +94,23 @@ def messages_of(codecs):
     return {answer["name"]: {key: answer[key] for key in ("messages", "dense_bytes")} for answer in found}
 
 
+def beside_the_rule(rows):
+    """Rows with the error of the trivial rule: N ranks take as long as 2."""
+    of_two = {(row["link"], row["codec"]): row["measured"] for row in rows if row["ranks"] == 2}
+    return [{**row, "rule_error": of_two[row["link"], row["codec"]] / row["measured"] - 1} for row in rows]
+
+
 def shown(rows):
-    """Print the table of the steps, and return the absolute errors of 3 and more ranks."""
-    print(f"{'ranks':>5} {'link':10} {'codec':10} {'measured s':>10} {'predicted s':>11} {'error':>8}")
+    """Print the table of the steps, and return the absolute errors of 3 and more ranks: ours, and the rule's."""
+    print(f"{'ranks':>5} {'link':10} {'codec':10} {'measured s':>10} {'predicted s':>11} {'error':>8} {'rule':>10}")
     for row in rows:
         fitted = "  fitted here" if row["ranks"] == 2 else ""
         print(
             f"{row['ranks']:>5} {row['link']:10} {row['codec']:10} {row['measured']:>10.3f} {row['predicted']:>11.3f} "
-            f"{100 * row['error']:>+7.1f} %{fitted}",
+            f"{100 * row['error']:>+7.1f} % {100 * row['rule_error']:>+7.1f} %{fitted}",
             flush=True,
         )
-    return [abs(row["error"]) for row in rows if row["ranks"] > 2]
+    return [[abs(row[name]) for row in rows if row["ranks"] > 2] for name in ("error", "rule_error")]
 
 
 def tables():
@@ -135,7 +141,7 @@ def main():
     from links import network, shaped
     from links.plot import plot_scaling
 
-    errors, reasons, rows = [], {}, []
+    errors, of_rule, reasons = [], [], {}
     if options.smoke:
         reasons["links"] = "a smoke run"
     elif reason := network.missing() or shaped.missing():
@@ -145,8 +151,8 @@ def main():
     else:
         measured = over_links(options)
         measurements = shaped.measurements_of(measured[0], measured[0]["compute"], messages_of(CODECS))
-        rows = shaped.rows_of(measured, measurements)
-        errors = shown(rows)
+        rows = beside_the_rule(shaped.rows_of(measured, measurements))
+        errors, of_rule = shown(rows)
         (RESULTS / "scaling.json").write_text(json.dumps(rows, indent=1) + "\n")
         plot_scaling(rows, RESULTS / "scaling.png")
     means, reason = tables()
@@ -155,6 +161,8 @@ def main():
     last = {
         "mean_error": round(statistics.mean(errors), 4) if errors else None,
         "worst_error": round(max(errors), 4) if errors else None,
+        "rule_mean_error": round(statistics.mean(of_rule), 4) if of_rule else None,
+        "rule_worst_error": round(max(of_rule), 4) if of_rule else None,
         "tables": means,
         "reasons": reasons,
     }

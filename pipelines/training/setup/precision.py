@@ -20,13 +20,24 @@ def bfloat16_isa(cpuinfo: Path = CPUINFO) -> str | None:
     return next((isa for isa in _ISAS if isa in flags), None)
 
 
-def describe_precision(precision: str, *, gpu: bool, isa: str | None) -> str:
+def is_faster_in_bfloat16(cpuinfo: Path = CPUINFO) -> bool:
+    """Return whether training was faster in bfloat16 than in float32 on processors of this kind.
+
+    It was with Intel's AMX, and with AVX-512 BF16 of AMD's Zen 4 (tests/benchmarks/RESULTS.md). It was slower with
+    AVX-512 BF16 of an Intel Xeon without AMX.
+    """
+    isa = bfloat16_isa(cpuinfo)
+    return isa == "amx_bf16" or (isa is not None and processor(cpuinfo).get("vendor_id") == "AuthenticAMD")
+
+
+def describe_precision(precision: str, *, gpu: bool, isa: str | None, faster: bool) -> str:
     """Return a line with the training precision and, on a CPU, the processor's instructions for it.
 
     Args:
         precision: The setting `training.precision`.
         gpu: Whether this rank trains on a GPU.
         isa: The result of `bfloat16_isa`.
+        faster: The result of `is_faster_in_bfloat16`.
     """
     text = f"training.precision={precision}"
     if gpu:
@@ -35,8 +46,10 @@ def describe_precision(precision: str, *, gpu: bool, isa: str | None) -> str:
         slow = ", so this is slower than float32" if precision == "bfloat16" else ""
         return f"{text}; the processor has no instructions for bfloat16{slow}"
     if precision == "bfloat16":
-        return f"{text}; the processor has {_ISAS[isa]} for it"
-    return f"{text}; the processor has {_ISAS[isa]}, with which training.precision=bfloat16 is faster"
+        slow = "" if faster else ", with which this was slower than float32 where it was measured"
+        return f"{text}; the processor has {_ISAS[isa]} for it{slow}"
+    hint = f"; the processor has {_ISAS[isa]}, with which training.precision=bfloat16 was faster" if faster else ""
+    return f"{text}{hint}"
 
 
 def tell_precision(precision: str, collective: HorovodCollective) -> None:
@@ -47,7 +60,7 @@ def tell_precision(precision: str, collective: HorovodCollective) -> None:
         collective: The ranks.
     """
     gpu = bool(tf.config.list_physical_devices("GPU"))
-    text = describe_precision(precision, gpu=gpu, isa=bfloat16_isa())
+    text = describe_precision(precision, gpu=gpu, isa=bfloat16_isa(), faster=is_faster_in_bfloat16())
     _log.info("rank %d: %s", collective.rank, text)
     if collective.rank == 0 and not membership.is_spare():
         log_to_driver(text)

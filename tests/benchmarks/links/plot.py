@@ -75,7 +75,7 @@ def plot_scaling(rows, file):
     """Draw seconds of a step over ranks, a panel for each link: measured as points, predicted as lines.
 
     Args:
-        rows: `ranks`, `link`, `codec`, `measured` and `predicted`; the model is fitted to those of 2 ranks.
+        rows: `ranks`, `link`, `codec`, `measured`, `predicted` and `rule_error`; the model is fitted to 2 ranks.
         file: PNG.
     """
     links = list(dict.fromkeys(row["link"] for row in rows))
@@ -87,6 +87,8 @@ def plot_scaling(rows, file):
             chosen = [row for row in rows if row["link"] == link and row["codec"] == codec]
             ranks = [row["ranks"] for row in chosen]
             axes.plot(ranks, [row["predicted"] for row in chosen], "--", color=colour, label=f"{codec}, predicted")
+            rule = [(1 + row["rule_error"]) * row["measured"] for row in chosen]
+            axes.plot(ranks, rule, ":", color=colour, linewidth=0.8)
             axes.plot(ranks, [row["measured"] for row in chosen], "o", color=colour, label=f"{codec}, measured")
         axes.axvspan(1.7, 2.3, color="grey", alpha=0.15, linewidth=0)
         axes.annotate("fitted here", (2, 0.97), xycoords=("data", "axes fraction"), ha="center", va="top", fontsize=8)
@@ -95,7 +97,9 @@ def plot_scaling(rows, file):
         axes.set_ylim(0, 1.12 * max(max(row["measured"], row["predicted"]) for row in rows if row["link"] == link))
         axes.grid(alpha=0.3)
     panels[0][0].legend(fontsize=8, ncols=2)
-    figure.suptitle("Step time: measured (points) and predicted from 2 ranks (lines); computing is a sleep")
+    figure.suptitle(
+        "Step time: measured (points), predicted from 2 ranks (dashed), and as long as 2 (dotted); computing is a sleep"
+    )
     figure.tight_layout()
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=120)
