@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from conf.keys import paths
 from conf.load import shipped_names
 from pipelines.scaling.named_link import link_of
 from pipelines.storage.locations import local_path
@@ -85,7 +86,9 @@ class Parser(argparse.ArgumentParser):
         if text in shipped_names() or text.endswith((".yaml", ".yml")):
             return f"{text}: a configuration is given as --config {text}"
         if text.startswith("-"):
-            return _unknown(text, options)
+            name = text.strip("-").partition("=")[0].replace("-", "_")
+            keys = sorted((key for key in paths() if key.endswith(f".{name}")), key=lambda key: key.count("."))
+            return f"{text}: a setting is given as --set {keys[0]}=VALUE" if keys else _unknown(text, options)
         return (
             f"{text!r} is not understood: a setting is one argument, --set section.key=value; quote a value that has "
             "spaces, as in --set 'exchange.codec={name: topk, density: 0.01}'"

@@ -81,6 +81,8 @@ def test_help_lists_and_mistakes_are_answered_before_anything_heavy_is_imported(
         ("train smoke", "smoke: a configuration is given as --config smoke"),
         ("train my.yaml", "my.yaml: a configuration is given as --config my.yaml"),
         ("train --conf smoke", "unknown argument --conf (did you mean --config?)"),
+        ("train --config smoke --epochs 3", "--epochs: a setting is given as --set training.epochs=VALUE"),
+        ("train --batch-size-per-worker=8", "a setting is given as --set training.batch_size_per_worker=VALUE"),
         ("train --cofnig=smoke", "unknown argument --cofnig=smoke (did you mean --config?)"),
         ("train --config smoke --xyz", "unknown argument --xyz; known: -h, --help, --result, --config, --set"),
         ("train --config smok", "'smok' is neither a YAML file nor one of the shipped ones: bigearthnet_v2_resnet50"),
