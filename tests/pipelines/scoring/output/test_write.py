@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pipelines.archives.archive import REJECTED_SCHEMA, ArchiveDescription, ArchiveIndex, index_table
 from pipelines.sample import ImageGroup
 from pipelines.scoring.output.output import begin
-from pipelines.scoring.output.write import Scorer
+from pipelines.scoring.output.write import Scorer, as_lists
 from pipelines.scoring.predict.model import ModelDescription
 from pipelines.scoring.predict.predictor import predictor
 from pipelines.scoring.source import archive_source
@@ -100,3 +100,9 @@ def test_the_memory_of_a_task_does_not_depend_on_the_number_of_samples(tmp_path:
         assert peak < 1.5 * few[where] + 64 * 1024, (where, few, many)
     assert many["Python"] < 32 * ROWS_OF_A_PART * IMAGE_BYTES / 10
     assert few["Python"] > BATCH_SIZE * IMAGE_BYTES, "the images of a batch are counted"
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_each_row_is_a_list(columns: int) -> None:
+    values = np.arange(2 * columns, dtype=np.float32).reshape(2, columns)
+    assert as_lists(values, pa.list_(pa.float32())).to_pylist() == values.tolist()

@@ -13,7 +13,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 
 from pipelines.tracking.journal import delivery
-from pipelines.tracking.journal.delivery import Delivery
+from pipelines.tracking.journal.delivery import Delivery, News, warn
 from pipelines.tracking.journal.journal import Journal
 from pipelines.tracking.journal.writer import RunWriter
 from pipelines.tracking.store.runs import end_failed_run
@@ -91,6 +91,16 @@ def test_a_store_that_is_away_is_not_given_the_time_of_an_upload(store: FrozenSt
     sending = Delivery(TrackedRun("http://away", "a"), journal, on_news=lambda said, reason: None)
     assert "timeout" in sending.drain(patience=0)
     assert store.seconds == 4
+
+
+@pytest.mark.parametrize(
+    ("news", "words"),
+    [("away", "does not answer"), ("back", "answers again"), ("refused", "refuses a write for good")],
+)
+def test_news_that_nobody_takes_are_warnings(news: News, words: str, caplog: pytest.LogCaptureFixture) -> None:
+    warn(news, "why")
+    warn(news, "")
+    assert caplog.messages == [f"MLflow {words}: why", f"MLflow {words}"]
 
 
 def waits() -> dict[str, str]:
