@@ -27,7 +27,7 @@ from pipelines.archives.archive import (
 )
 from pipelines.dataset.format.files import check_apart
 from pipelines.dataset.format.manifest import Manifest
-from pipelines.dataset.prepare import spark_job, staging, writer
+from pipelines.dataset.prepare import preparation, spark_job, staging, writer
 from pipelines.dataset.prepare.identity import index_digest, read_index
 from pipelines.dataset.prepare.shard import ShardPlan
 from pipelines.dataset.prepare.spark_job import PrepareProgress
@@ -129,7 +129,7 @@ def tasks_in_this_process() -> Iterator[Tasks]:
         for module in (spark_tasks, spark_job):
             patch.setattr(module, "run_tasks", run)
         patch.setattr(
-            writer,
+            preparation,
             "write_report",
             lambda dataset, made, *_: dataset.write("report.html", made.fingerprint.encode()),
         )
@@ -268,7 +268,7 @@ class Kill:
         self.left, self.after = -1, False
         for owner, names in (
             (Location, ("write", "remove", "make")),
-            (writer, ("write_index", "write_petastorm_metadata", "link_shard", "write_note")),
+            (preparation, ("write_index", "write_petastorm_metadata", "link_shard", "write_note")),
             (staging, ("swap_folders",)),
             (spark_tasks, ("run_tasks",)),
             (Path, ("rename", "rmdir")),
@@ -403,7 +403,7 @@ def test_overwriting_behind_a_url_takes_the_manifest_away_first(
     world.prepare()
     removed, remove = [], Location.remove
     monkeypatch.setattr(Location, "remove", lambda self, name="": (removed.append(name), remove(self, name))[1])
-    monkeypatch.setattr(writer, "finish", die)
+    monkeypatch.setattr(preparation, "finish", die)
     killed(world, overwrite=True)
     assert (removed[0], Location.at(url).exists("dataset.json")) == ("dataset.json", False)
 
@@ -450,7 +450,7 @@ def neighbour(world: World, bad: str) -> str:
 def killed_at_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """All shards are written, and are not in their place."""
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "write_rejected", die)
+        patch.setattr(preparation, "write_rejected", die)
         killed(world)
 
 
@@ -653,7 +653,7 @@ def test_a_run_that_dies_between_its_mark_and_its_index_writes_the_index_later(
     interrupted(world, 2)
     change_labels(world, but=ids(world.incomplete))
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "write_index", die)
+        patch.setattr(preparation, "write_index", die)
         killed(world)
     manifest, kept = world.prepare(), read_index(Location.at(world.dataset))
     assert kept is not None
@@ -1039,7 +1039,7 @@ def test_a_full_disk_names_the_folder_and_the_same_command_continues(
         raise OSError(errno.ENOSPC, "No space left on device", f"{world.incomplete}/_notes.json.gz")
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "write_all_notes", full)
+        patch.setattr(preparation, "write_all_notes", full)
         with pytest.raises(RuntimeError, match=r"_notes\.json\.gz: No space left on device: make room.*same command"):
             world.prepare()
     assert (world.prepared(), world.shards) == (undisturbed, [])
