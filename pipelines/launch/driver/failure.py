@@ -127,11 +127,13 @@ def _without_graph_trace(text: str) -> str:
 
 
 def describe(root: Outcome, outcomes: Sequence[Outcome]) -> str:
-    """Return the text of the error: one line, the table, and the traceback and last lines of the root cause."""
+    """Return the text of the error: one line, the table, traceback and last lines of the root cause, and all hangs."""
     parts = [f"rank {root.rank} on {root.host} failed: {root.summary}", outcome_table(root, outcomes)]
-    if root.traceback:
-        title = "Stacks" if root.kind in ("hung", "died") else "Traceback"
-        parts.append(f"{title} of rank {root.rank}:\n{root.traceback.rstrip()}")
+    hung = [outcome for outcome in outcomes if outcome is not root and outcome.kind == "hung"]
+    for outcome in [root, *hung]:
+        if outcome.traceback:
+            title = "Stacks" if outcome.kind in ("hung", "died") else "Traceback"
+            parts.append(f"{title} of rank {outcome.rank}:\n{outcome.traceback.rstrip()}")
     if root.last_lines:
         parts.append(f"Last lines of rank {root.rank}:\n" + "\n".join(root.last_lines))
     return "\n\n".join(part for part in parts if part)

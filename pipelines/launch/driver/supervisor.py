@@ -303,10 +303,7 @@ class Supervisor:
         members, status = self._members.open, self._members.status()
         if not members or self._joining.waits or not is_hanging(status, status.open_ranks, self._limits):
             return
-        for task, member in self._members.by_task.items():
-            member.stacks = None
-            self._channel.send(task, SendStacks())
-        self._take_until(_STACKS_SECONDS, lambda: all(m.stacks is not None or m.outcome for m in members))
+        self._ask_for_stacks(list(self._members.by_task))
         # By now, signs of life that were in transit have been handled.
         status = self._members.status()
         if is_hanging(status, status.open_ranks, self._limits):
@@ -317,9 +314,21 @@ class Supervisor:
 
     def _look_for_late(self) -> None:
         """End ranks that others wait for, if they take longer than a start may take."""
+        if not self._joining.missing(self._limits.start):
+            return
+        self._ask_for_stacks(sorted(self._joining.missing(self._limits.start)))
         words = f"hung: the other ranks have waited for it to join for {self._limits.start:g} s"
-        for task in sorted(self._joining.missing(self._limits.start)):
-            self._members.end_as(self._members.by_task[task], "hung", words)
+        for task in sorted(self._joining.missing(self._limits.start)):  # some may be ready by now
+            member = self._members.by_task[task]
+            self._members.end_as(member, "hung", words, member.stacks or "")
+
+    def _ask_for_stacks(self, tasks: Sequence[int]) -> None:
+        """Ask these tasks for the stacks of their ranks, and wait a while for all answers."""
+        members = [self._members.by_task[task] for task in tasks]
+        for task, member in zip(tasks, members, strict=True):
+            member.stacks = None
+            self._channel.send(task, SendStacks())
+        self._take_until(_STACKS_SECONDS, lambda: all(m.stacks is not None or m.outcome for m in members))
 
     def _pass_stop_on(self) -> None:
         """Ask the ranks to stop if there is a reason, and end those that still run after the grace period."""

@@ -177,6 +177,16 @@ def test_a_rank_does_not_wait_to_join_one_that_has_finished(waits_first: bool) -
         supervisor.watch()
 
 
+def test_the_stacks_of_a_rank_that_does_not_join_again_are_shown_beside_the_death() -> None:
+    channel = FakeChannel(2)
+    channel.answers[0, SendStacks] = [Stacks(IN_HOROVOD)]
+    supervisor = supervise(channel, 2, TimeLimits(start=patient(1), hang=None, stop_grace=patient(60)))
+    channel.hear((0, ReadyToJoin(0)), (1, ReadyToJoin(0)), (1, FALLEN), (1, ReadyToJoin(4, joins=1)))
+    with pytest.raises(RankLostError, match="rank 1 on h1 failed: killed by SIGKILL") as caught:
+        supervisor.watch()
+    assert f"Stacks of rank 0:\n{IN_HOROVOD}" in str(caught.value)
+
+
 def test_ranks_are_asked_to_stop_while_reports_come_faster_than_they_are_handled() -> None:
     channel, heard = FakeChannel(1), list[int]()
     until = time.monotonic() + patient(20)  # else it would go on for ever
