@@ -1,6 +1,7 @@
 """The published recipes, at the points that their sources state."""
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from conf.schema import RunConfig
 from models.schedules import Schedule
 from pipelines.training.setup.rates import make_schedule, peak_learning_rate
 
+CONF = Path(__file__).parents[2] / "conf"
 IMAGENET, REBEN, BIGEARTHNET_V1 = 1_281_167, 237_871, 269_695
 
 
@@ -24,19 +26,25 @@ def peak_of(config: RunConfig) -> float:
 
 
 @pytest.mark.parametrize(
-    ("batch", "rate", "warmup_epochs", "weight_decay", "momentum", "epochs"),
+    ("batch", "rate", "warmup_epochs", "decay_steps", "weight_decay", "momentum", "epochs"),
     [
-        (1_632, 7.4, 2, 5e-5, 0.9, 37),
-        (3_264, 10.5, 2, 5e-5, 0.9, 37),
-        (4_096, 10.0, 5, 2e-4, 0.9, 42),
-        (8_192, 17.0, 5, 2e-4, 0.9, 44),
-        (13_056, 12.8, 9, 2.5e-5, 0.9, 46),
-        (32_768, 21.2, 16, 2.5e-5, 0.94, 57),
-        (65_536, 24.699, 31, 1e-4, 0.951807, 86),
+        (1_632, 7.4, 2, 27_476, 5e-5, 0.9, 37),
+        (3_264, 10.5, 2, 14_523, 5e-5, 0.9, 37),
+        (4_096, 10.0, 5, 13_137, 2e-4, 0.9, 42),
+        (8_192, 17.0, 5, 6_095, 2e-4, 0.9, 44),
+        (13_056, 12.8, 9, 4_710, 2.5e-5, 0.9, 46),
+        (32_768, 21.2, 16, 2_267, 2.5e-5, 0.94, 57),
+        (65_536, 24.699, 31, 1_133, 1e-4, 0.951807, 86),
     ],
 )
 def test_rows_of_mlperf(
-    batch: int, rate: float, warmup_epochs: int, weight_decay: float, momentum: float, epochs: int
+    batch: int,
+    rate: float,
+    warmup_epochs: int,
+    decay_steps: int,
+    weight_decay: float,
+    momentum: float,
+    epochs: int,
 ) -> None:
     config = load(f"resnet50_lars_{batch}")
     training = config.training
@@ -53,6 +61,9 @@ def test_rows_of_mlperf(
     assert schedule(warmup // 2 - 1) == pytest.approx(rate / 2, rel=0.03)
     assert schedule(middle) == pytest.approx(rate / 4, rel=0.01)
     assert schedule(total - 1) < 4e-4
+    head = (CONF / f"resnet50_lars_{batch}.yaml").read_text().partition("\narchive:")[0]
+    says = f"# Differs: the published decay has {decay_steps:,} steps, and the one here has {total - warmup:,}: it ends"
+    assert (says in head) == (abs(decay_steps / (total - warmup) - 1) > 0.01)
 
 
 def assert_falls(schedule: Schedule, steps: int, total: int, peak: float) -> None:
