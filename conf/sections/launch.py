@@ -31,7 +31,9 @@ class LaunchConfig(Section):
     allows it, starts from the newest checkpoint. `in_place`: a spare process, which each worker keeps ready, replaces
     the dead one. The other processes stay, and training continues at the same step. This mode takes twice the memory of
     a worker's variables, plus the memory of the spare process. The spare computes one step in advance if the memory is
-    large enough for two. There is no recovery in place from a lost executor or host, a hang or an exception."""
+    large enough for two. A rank that hangs after the death of another one is replaced too, after half of
+    `start_timeout_seconds`. There is no recovery in place from a lost executor or host, another hang or an
+    exception."""
     recover_every_steps: int = Field(default=1, gt=0)
     """With `recover=in_place`, optimizer steps between two in-memory checkpoints. A larger number makes fewer copies,
     and a recovery repeats up to this many steps."""

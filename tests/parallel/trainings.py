@@ -84,6 +84,8 @@ class Death(NamedTuple):
     """Optimizer steps of the training done before."""
     seconds: float = 0.0
     """After the beginning of that step; negative: while the next file of a checkpoint is written."""
+    stops: bool = False
+    """Whether the process does not end but hangs."""
 
 
 def arrays_of(checkpoint: str) -> dict[str, np.ndarray]:
@@ -136,8 +138,8 @@ def training_that_dies(config: Any, run: Any, checkpoints: Any, *, deaths: Seque
         step_ahead(*args, **settings)
         (folder / f"ahead-{own_rank}-{os.getpid()}").touch()
 
-    def kill() -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
+    def kill(stops: bool = False) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP if stops else signal.SIGKILL)
 
     def write_a_part(file: Any, *_: Any, **__: Any) -> None:
         file.write(bytes(100_000))  # more than what Python holds back: the file on the disk has a part of its content
@@ -154,7 +156,7 @@ def training_that_dies(config: Any, run: Any, checkpoints: Any, *, deaths: Seque
             if death.seconds < 0:
                 np.lib.format.write_array = write_a_part
             else:
-                threading.Timer(death.seconds, kill).start() if death.seconds else kill()
+                threading.Timer(death.seconds, kill).start() if death.seconds else kill(death.stops)
 
     worker.step_ahead = ready  # type: ignore[attr-defined]
     return worker.train_worker(config, run, checkpoints, before_step=die_where_due)

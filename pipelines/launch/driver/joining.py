@@ -27,6 +27,7 @@ class JoinRounds:
         self._progress = -1
         self._without_progress = 0
         self._rounds = 0
+        self._late: set[int] = set()
 
     @property
     def deaths(self) -> list[Outcome]:
@@ -69,6 +70,7 @@ class JoinRounds:
             self._progress, self._without_progress = furthest, 0
         self._ready.clear()
         self._deaths.clear()
+        self._late.clear()
         self._waits_since = None
         self._rounds += 1
         return self._open_rendezvous()
@@ -78,6 +80,15 @@ class JoinRounds:
         if self._waits_since is None or time.monotonic() - self._waits_since <= seconds:
             return set()
         return set(range(self._size)) - set(self._ready)
+
+    def late(self, seconds: float) -> set[int]:
+        """Return, each once, the tasks whose processes live but are not ready after others have waited `seconds`.
+
+        Their spares can take their places: a survivor may hang in Horovod after the death of another rank.
+        """
+        late = self.missing(seconds) - set(self._deaths) - self._late if self._rounds else set()
+        self._late |= late
+        return late
 
     @property
     def ready(self) -> list[int]:

@@ -23,6 +23,7 @@ from pipelines.launch.policy import TimeLimits
 from pipelines.launch.wire.channel import DriverChannel
 from pipelines.launch.wire.messages import (
     Disconnected,
+    EndProcess,
     Event,
     FunctionStarted,
     Hello,
@@ -313,12 +314,21 @@ class Supervisor:
             self._members.end_as(self._members.by_task[rank.task], "hung", words, rank.stacks)
 
     def _look_for_late(self) -> None:
-        """End ranks that others wait for, if they take longer than a start may take."""
-        if not self._joining.missing(self._limits.start):
-            return
-        self._ask_for_stacks(sorted(self._joining.missing(self._limits.start)))
-        words = f"hung: the other ranks have waited for it to join for {self._limits.start:g} s"
-        for task in sorted(self._joining.missing(self._limits.start)):  # some may be ready by now
+        """Replace ranks that others wait for after half of the time that a start may take; end them after all of it."""
+        seconds = self._limits.start
+        for task in sorted(self._joining.late(seconds / 2)):
+            self._ask_for_stacks([task])
+            if task in self._joining.missing(seconds / 2):  # it may be ready by now
+                member = self._members.by_task[task]
+                _log.warning(
+                    "rank %d hangs: the others have waited for it to join for %g s; its process is ended\n%s",
+                    member.rank,
+                    seconds / 2,
+                    member.stacks,
+                )
+                self._channel.send(task, EndProcess())
+        for task in sorted(self._joining.missing(seconds)):
+            words = f"hung: the other ranks have waited for it to join for {seconds:g} s"
             member = self._members.by_task[task]
             self._members.end_as(member, "hung", words, member.stacks or "")
 

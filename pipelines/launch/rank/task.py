@@ -16,6 +16,7 @@ from pipelines.launch.rank.rank_main import FunctionHeader
 from pipelines.launch.wire.channel import ChannelAddress
 from pipelines.launch.wire.link import TaskLink
 from pipelines.launch.wire.messages import (
+    EndProcess,
     FunctionFailure,
     FunctionReturned,
     Join,
@@ -222,6 +223,8 @@ class _RunningRank:
                     self._request_stop()
                 case SendStacks():
                     self._link.send(Stacks(self._process.stacks()))
+                case EndProcess():
+                    self._process.end()
                 case Join() as join:
                     self._join = join
                     self._hand_over_join()

@@ -207,6 +207,11 @@ class SendStacks:
 
 
 @dataclass(frozen=True)
+class EndProcess:
+    """Driver to task: the rank's process hangs; end it, so that its spare takes its place."""
+
+
+@dataclass(frozen=True)
 class StopSoon:
     """Driver to task: ask the rank to stop, with SIGTERM."""
 
@@ -236,7 +241,7 @@ SignOfLife = FunctionStarted | StepDone | Report | ShownLine
 RankMessage = SignOfLife | ReadyToJoin | FunctionReturned | FunctionFailure
 NumberedMessage = SignOfLife | ReadyToJoin | Stacks | SigtermReceived | MessagesDropped | ProcessDied | ProcessExit
 """Messages that a link stores until the driver has received them."""
-Order = RunRank | Join | SendStacks | StopSoon | Stop
+Order = RunRank | Join | SendStacks | EndProcess | StopSoon | Stop
 RankOrder = Join | TakeOver
 """Orders from a task to its rank's process."""
 Event = Hello | NumberedMessage | LogPart | Disconnected | Reconnected | TaskRestarted

@@ -9,6 +9,7 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.parallel.trainings import Trained, assert_equal
+from tests.patience import patient
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -66,6 +67,14 @@ def test_ranks_continue_in_place_in_every_mode(
 def test_ranks_of_one_block_agree_whether_an_epoch_begins(undisturbed: Undisturbed, disturbed: Disturbed) -> None:
     """One dies in the first step behind a border, while the other one trains on alone until the next border."""
     expected, found = undisturbed("local"), disturbed("local", [(1, 0), (1, 5)], IN_PLACE, waits=True)
+    assert_equal(found, expected)
+    assert_one_attempt(found)
+
+
+def test_a_survivor_that_hangs_is_replaced_too(undisturbed: Undisturbed, disturbed: Disturbed) -> None:
+    """Horovod may leave a survivor hanging; its spare takes over after half of the time that a start may take."""
+    start = f"launch.start_timeout_seconds={patient(60)}"
+    expected, found = undisturbed("local"), disturbed("local", [(1, 6), (0, 6, 0.0, True)], IN_PLACE, start)
     assert_equal(found, expected)
     assert_one_attempt(found)
 

@@ -18,6 +18,7 @@ from pipelines.launch.driver.supervisor import Supervisor
 from pipelines.launch.policy import TimeLimits
 from pipelines.launch.wire.messages import (
     Disconnected,
+    EndProcess,
     Event,
     FunctionFailure,
     FunctionStarted,
@@ -177,14 +178,26 @@ def test_a_rank_does_not_wait_to_join_one_that_has_finished(waits_first: bool) -
         supervisor.watch()
 
 
-def test_the_stacks_of_a_rank_that_does_not_join_again_are_shown_beside_the_death() -> None:
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_a_survivor_that_does_not_join_again_is_replaced_once_else_its_stacks_are_shown(is_replaced: bool) -> None:
     channel = FakeChannel(2)
     channel.answers[0, SendStacks] = [Stacks(IN_HOROVOD)]
-    supervisor = supervise(channel, 2, TimeLimits(start=patient(1), hang=None, stop_grace=patient(60)))
+    supervisor = supervise(channel, 2, TimeLimits(start=patient(2), hang=None, stop_grace=patient(60)))
     channel.hear((0, ReadyToJoin(0)), (1, ReadyToJoin(0)), (1, FALLEN), (1, ReadyToJoin(4, joins=1)))
-    with pytest.raises(RankLostError, match="rank 1 on h1 failed: killed by SIGKILL") as caught:
+
+    def replace() -> None:
+        while not channel.has_sent(0, EndProcess()):
+            time.sleep(0.05)
+        channel.hear((0, FALLEN), (0, ReadyToJoin(4, joins=1)), (0, FINISHED), (1, FINISHED))
+
+    if is_replaced:
+        threading.Thread(target=replace, daemon=True).start()
         supervisor.watch()
-    assert f"Stacks of rank 0:\n{IN_HOROVOD}" in str(caught.value)
+    else:
+        with pytest.raises(RankLostError, match="rank 1 on h1 failed: killed") as caught:
+            supervisor.watch()
+        assert f"Stacks of rank 0:\n{IN_HOROVOD}" in str(caught.value)
+    assert channel.sent.count((0, EndProcess())) == 1
 
 
 def test_ranks_are_asked_to_stop_while_reports_come_faster_than_they_are_handled() -> None:
