@@ -73,7 +73,7 @@ def test_ranks_of_one_block_agree_whether_an_epoch_begins(undisturbed: Undisturb
 
 def test_a_survivor_that_hangs_is_replaced_too(undisturbed: Undisturbed, disturbed: Disturbed) -> None:
     """Horovod may leave a survivor hanging; its spare takes over after half of the time that a start may take."""
-    start = f"launch.start_timeout_seconds={patient(60)}"
+    start = f"launch.start_timeout_seconds={round(patient(60))}"
     expected, found = undisturbed("local"), disturbed("local", [(1, 6), (0, 6, 0.0, True)], IN_PLACE, start)
     assert_equal(found, expected)
     assert_one_attempt(found)
