@@ -2,15 +2,16 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
 from pipelines.launch.rank.membership import NO_COMMON_STATE
 from pipelines.launch.wire.messages import FunctionFailure, ProcessDied, ProcessExit
 
-Kind = Literal["finished", "exception", "died", "hung", "lost", "requested", "consequence", "stopped"]
-"""`requested`: the rank was asked to stop. `stopped`: it was ended because another rank failed."""
+Kind = Literal["finished", "exception", "died", "hung", "lost", "requested", "consequence", "stopped", "returned"]
+"""`requested`: the rank was asked to stop. `stopped`: it was ended because another rank failed. `returned`: it finished
+while another rank waited for it."""
 CAUSES: tuple[Kind, ...] = ("exception", "died", "hung", "lost")
 
 # Messages of Horovod and Gloo in a rank when another rank has ended.
@@ -24,6 +25,7 @@ _CONSEQUENCES = (
 _OF_A_DEATH = (*_CONSEQUENCES, NO_COMMON_STATE)
 _ABORTED_WITH_GLOO = ("gloo::", "gloo/transport")
 _GRAPH_TRACE = re.compile(r"Graph execution error:\n.*?\n([^\n]+)\n\s*\[\[\{\{node [^\n]*", re.DOTALL)
+_AFTER_RETURN = " after the function had returned"
 _TABLE_WIDTH = 100
 STOPPED = "stopped because another rank failed"
 
@@ -62,7 +64,7 @@ class _RootCauseError(RuntimeError):
 
 
 class WorkerError(_RootCauseError):
-    """The user's function raised an exception in a rank, which is the root cause of the failure.
+    """The user's function raised an exception in a rank, or returned while others waited: the root cause.
 
     The text contains the rank that failed first, its traceback, and a table of all ranks.
     """
@@ -77,13 +79,22 @@ class RankLostError(_RootCauseError, InfrastructureError):
 
 def failure_of(outcomes: Sequence[Outcome]) -> WorkerError | RankLostError:
     """Return the error for outcomes in order of arrival; at least one of them is a failure."""
-    return WorkerError(outcomes) if root_cause(outcomes).kind == "exception" else RankLostError(outcomes)
+    return (WorkerError if root_cause(outcomes).kind in ("exception", "returned") else RankLostError)(outcomes)
 
 
 def root_cause(outcomes: Sequence[Outcome]) -> Outcome:
     """Return the first outcome, in order of arrival, that is no consequence of another rank's end."""
-    by_weight = (CAUSES, ("requested",), ("consequence",), ("stopped", "finished"))
+    by_weight = (CAUSES, ("requested", "returned"), ("consequence",), ("stopped", "finished"))
     return next(outcome for kinds in by_weight for outcome in outcomes if outcome.kind in kinds)
+
+
+def with_early_return(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Return the outcomes, with a rank that has finished as the cause if all failures are consequences of its end."""
+    finished, root = [outcome for outcome in outcomes if outcome.kind == "finished"], root_cause(outcomes)
+    if not finished or root.kind != "consequence" or _AFTER_RETURN in root.summary:
+        return list(outcomes)
+    words = f"returned while rank {root.rank} was in a collective operation: all ranks need equal numbers of steps"
+    return [replace(each, kind="returned", summary=words) if each is finished[0] else each for each in outcomes]
 
 
 def outcome_of_exit(rank: int, host: str, end: ProcessExit) -> Outcome:
@@ -97,7 +108,7 @@ def outcome_of_exit(rank: int, host: str, end: ProcessExit) -> Outcome:
     if end.finished and end.exit_code == 0:
         return Outcome(rank, host, "finished", "finished", 0, "", lines)
     aborted = end.death == "killed by SIGABRT" and any(text in line for line in lines for text in _ABORTED_WITH_GLOO)
-    words = end.death + (" after the function had returned" if end.finished else "")
+    words = end.death + (_AFTER_RETURN if end.finished else "")
     return Outcome(rank, host, "consequence" if aborted else "died", words, end.exit_code, end.faults, lines)
 
 
@@ -128,9 +139,11 @@ def _without_graph_trace(text: str) -> str:
 
 def describe(root: Outcome, outcomes: Sequence[Outcome]) -> str:
     """Return the text of the error: one line, the table, traceback and last lines of the root cause, and all hangs."""
-    parts = [f"rank {root.rank} on {root.host} failed: {root.summary}", outcome_table(root, outcomes)]
+    place = f"rank {root.rank}" if root.kind == "returned" else f"rank {root.rank} on {root.host} failed:"
+    parts = [f"{place} {root.summary}", outcome_table(root, outcomes)]
     hung = [outcome for outcome in outcomes if outcome is not root and outcome.kind == "hung"]
-    for outcome in [root, *hung]:
+    waiting = [outcome for outcome in outcomes if root.kind == "returned" and outcome.kind == "consequence"]
+    for outcome in [root, *hung, *waiting[:1]]:
         if outcome.traceback:
             title = "Stacks" if outcome.kind in ("hung", "died") else "Traceback"
             parts.append(f"{title} of rank {outcome.rank}:\n{outcome.traceback.rstrip()}")

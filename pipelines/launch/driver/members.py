@@ -78,6 +78,11 @@ class AttemptMembers:
         """The members whose end is not known."""
         return [member for member in self.by_task.values() if member.outcome is None]
 
+    @property
+    def finished(self) -> list[int]:
+        """The ranks whose function has returned, in order."""
+        return sorted(outcome.rank for outcome in self.outcomes if outcome.kind == "finished")
+
     def status(self) -> AttemptStatus:
         """Return the attempt at this moment."""
         ranks = tuple(member.status() for member in self.by_task.values())

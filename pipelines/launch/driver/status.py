@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from pipelines.launch.driver.failure import Kind
+from pipelines.launch.driver.failure import CAUSES, Kind
 
 AttemptState = Literal["running", "failed", "ended", "requested", "finished"]
 """`ended`: all tasks have ended, but not all ranks have reported. `requested`: some rank has stopped on request."""
 StopState = Literal["unasked", "due", "asked", "over"]
 """`due`: there is a reason to stop that the ranks do not know. `over`: the grace period of the request is over."""
-_CAUSES: tuple[Kind, ...] = ("exception", "died", "hung", "lost")
 
 
 class RankStatus(NamedTuple):
@@ -55,7 +54,7 @@ class AttemptStatus(NamedTuple):
     @property
     def is_caused(self) -> bool:
         """Whether the cause of a failure is known."""
-        return any(end in _CAUSES for end in self.ends)
+        return any(end in CAUSES for end in self.ends)
 
     @property
     def waits_for_cause(self) -> bool:

@@ -12,6 +12,7 @@ from pipelines.launch.driver.failure import (
     failure_of,
     outcome_of_death,
     outcome_of_exit,
+    with_early_return,
 )
 from pipelines.launch.driver.hangs import is_hanging, suspect
 from pipelines.launch.driver.joining import JoinRounds
@@ -311,6 +312,7 @@ class Supervisor:
             rank = suspect(status.open_ranks)
             silent = status.now - rank.last_sign
             words = f"hung: no sign of life for {silent:.0f} s, after {rank.signs} steps or reports"
+            words += "".join(f"; rank {finished} has returned" for finished in self._members.finished[:1])
             self._members.end_as(self._members.by_task[rank.task], "hung", words, rank.stacks)
 
     def _look_for_late(self) -> None:
@@ -382,12 +384,13 @@ class Supervisor:
         for member, probe in probes:
             if probe.done() and not probe.result():
                 self._members.end_as(member, "lost", _LOST)
+        if not self._members.open and self._stop_reason is None:  # otherwise a lost task or the request is the cause
+            self._members.outcomes = with_early_return(self._members.outcomes)
         for member in self._members.open:
             self._members.end(member, Outcome(member.rank, member.host, "stopped", STOPPED))
 
     def _end_waiting(self) -> None:
         """End the ranks that wait to join a rank that has finished: they would wait forever."""
-        finished = min(outcome.rank for outcome in self._members.outcomes if outcome.kind == "finished")
         for task in self._joining.ready:
-            words = f"hung: it waits to join rank {finished}, whose function has returned"
+            words = f"hung: it waits to join rank {self._members.finished[0]}, whose function has returned"
             self._members.end_as(self._members.by_task[task], "hung", words)

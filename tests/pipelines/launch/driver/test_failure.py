@@ -11,6 +11,7 @@ from pipelines.launch.driver.failure import (
     WorkerError,
     failure_of,
     outcome_of_exit,
+    with_early_return,
 )
 from pipelines.launch.rank.membership import NO_COMMON_STATE
 from pipelines.launch.wire.messages import FunctionFailure, ProcessExit
@@ -113,6 +114,20 @@ def test_the_first_cause_counts_or_a_request_or_the_network(outcomes: list[Outco
     assert isinstance(error, RankLostError)
     assert isinstance(error, InfrastructureError)
     assert error.root is outcomes[0]
+
+
+def test_a_rank_that_has_returned_while_others_waited_is_an_error_of_the_function() -> None:
+    error = failure_of(with_early_return([CONSEQUENCE, Outcome(1, "b", "finished", "finished", 0, "", ("one",))]))
+    assert isinstance(error, WorkerError)
+    words = "returned while rank 0 was in a collective operation: all ranks need equal numbers of steps"
+    assert str(error) == (
+        f"rank 1 {words}\n\n"
+        "rank  host  outcome\n"
+        "   0  a     consequence: UnknownError: Horovod has been shut down\n"
+        f"   1  b     {words}  <- root cause\n\n"
+        "Traceback of rank 0:\nt0\n\n"
+        "Last lines of rank 1:\none"
+    )
 
 
 def test_tensorflows_trace_of_the_graph_does_not_hide_what_failed() -> None:

@@ -157,15 +157,36 @@ def test_a_spare_that_takes_the_order_to_join_of_its_dead_rank_lets_nobody_wait(
     assert [order for _, order in channel.sent if isinstance(order, Join)] == [Join({"RENDEZVOUS": "new"})] * 4
 
 
-@pytest.mark.parametrize("text", ["a text that nobody knows", "gloo/transport: Connection closed by peer"])
-def test_a_death_before_an_exception_is_the_cause_of_both(text: str) -> None:
-    """Horovod may turn the death of a peer into an exception whose text nobody knows."""
-    channel = FakeChannel(2)
-    channel.answers[1, Stop] = [STOPPED]
-    supervisor = supervise(channel, 2)
-    channel.hear((0, ReadyToJoin(0)), (1, ReadyToJoin(0)), (1, FALLEN), (0, raised("ConnectionError", text)))
-    with pytest.raises(RankLostError, match="rank 1 on h1 failed: killed by SIGKILL"):
-        supervisor.watch()
+SHUT_DOWN = raised("UnknownError", "Horovod has been shut down.")
+EARLY = "rank 1 returned while rank 0 was in a collective operation: all ranks need equal numbers of steps"
+JOINED = [(task, ReadyToJoin(0)) for task in range(3)]
+ABORTED = ProcessExit(False, True, -6, "killed by SIGABRT", "", None, ["what(): [gloo/transport/tcp/pair.cc"])
+
+
+@pytest.mark.parametrize(
+    ("heard", "error", "text"),
+    [
+        ([(1, FINISHED), (0, SHUT_DOWN)], WorkerError, EARLY),
+        ([(0, SHUT_DOWN), (1, FINISHED)], WorkerError, EARLY),
+        ([(1, SigtermReceived()), (1, FINISHED), (0, SHUT_DOWN)], RankLostError, "rank 0 on h0 failed: UnknownError"),
+        ([(1, FINISHED), (0, ABORTED)], RankLostError, "rank 0 on h0 failed: killed by SIGABRT after the function"),
+        ([(1, FINISHED), (2, Disconnected()), (0, SHUT_DOWN)], RankLostError, "rank 0 on h0 failed: UnknownError"),
+        # Horovod may turn the death of a peer into an exception whose text nobody knows.
+        ([*JOINED, (1, FALLEN), (0, raised("OSError", "unknown"))], RankLostError, "rank 1 on h1 failed: killed by"),
+        ([*JOINED, (1, FALLEN), (0, SHUT_DOWN)], RankLostError, "rank 1 on h1 failed: killed by SIGKILL"),
+    ],
+)
+def test_the_cause_is_a_rank_that_returned_early_unless_there_may_be_another(
+    monkeypatch: pytest.MonkeyPatch, heard: list[tuple[int, Event]], error: type[Exception], text: str
+) -> None:
+    monkeypatch.setattr("pipelines.launch.driver.supervisor._CAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(probes, "answers", lambda host, port: True)
+    channel = FakeChannel(3)
+    channel.answers[2, Stop] = [] if (2, Disconnected()) in heard else [STOPPED]
+    watched = supervise(channel, 3)
+    channel.hear(*heard)
+    with pytest.raises(error, match=text):
+        watched.watch()
 
 
 @pytest.mark.parametrize("waits_first", [True, False])
@@ -295,11 +316,12 @@ def test_a_sign_of_life_on_its_way_while_stacks_are_collected_acquits() -> None:
 
 
 def test_the_rank_that_the_others_wait_for_hangs() -> None:
-    channel = FakeChannel(2)
-    supervisor = supervise(channel, 2, TimeLimits(start=patient(60), hang=0.5, stop_grace=patient(60)))
+    channel = FakeChannel(3)
+    supervisor = supervise(channel, 3, TimeLimits(start=patient(60), hang=0.5, stop_grace=patient(60)))
     channel.answers = {(0, SendStacks): [Stacks(IN_HOROVOD)], (1, SendStacks): [Stacks(IN_FUNCTION)]}
     channel.answers[0, Stop] = [STOPPED]
-    with pytest.raises(RankLostError, match="rank 1 on h1 failed: hung: no sign of life") as caught:
+    channel.hear((2, FINISHED))
+    with pytest.raises(RankLostError, match=r"rank 1 .* hung: no sign of life .*; rank 2 has returned") as caught:
         supervisor.watch()
     assert caught.value.root.traceback == IN_FUNCTION
 
