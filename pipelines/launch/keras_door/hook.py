@@ -7,12 +7,14 @@ and its callbacks raise. Therefore a rank repairs each module of Horovod right a
 import importlib
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 _REPAIRS = {
+    "horovod.tensorflow.mpi_ops": "match_by_position",
     "horovod.tensorflow.functions": "accept_keras_variables",
+    "horovod.tensorflow.elastic": "refuse_elastic",
     "horovod.tensorflow": "accept_keras_sources",
     "horovod._keras": "repair_optimizers",
     "horovod.keras.callbacks": "repair_callbacks",
@@ -38,20 +40,14 @@ class _Finder(MetaPathFinder):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _RepairingLoader(spec.loader)
+            execute = spec.loader.exec_module
+
+            def execute_and_repair(module: ModuleType) -> None:
+                execute(module)
+                _repair(module)
+
+            spec.loader.exec_module = execute_and_repair  # type: ignore[method-assign]
         return spec
-
-
-class _RepairingLoader(Loader):
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        _repair(module)
 
 
 def _repair(module: ModuleType) -> None:

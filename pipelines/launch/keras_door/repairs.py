@@ -2,21 +2,81 @@
 
 from collections.abc import Callable
 from functools import wraps
-from types import ModuleType
+from itertools import zip_longest
+from types import ModuleType, SimpleNamespace
 from typing import Any
+
+import tensorflow as tf
 
 from pipelines.launch.keras_door.keras_3 import is_keras_3, native, shared
 
 
+def match_by_position(operations: ModuleType) -> None:
+    """Let ranks match collectives without a name by their order in the graph, and not by the name of a variable.
+
+    In Keras 3 this name is a path. It differs between a rank that has loaded a model and one that has built it.
+    """
+    broadcast = operations.broadcast_
+
+    @wraps(broadcast)
+    def broadcast_numbered(variables: Any, *args: Any, **kwargs: Any) -> Any:
+        numbered = [
+            SimpleNamespace(
+                name=str(position),
+                handle=variable.handle,
+                read_value=variable.read_value,
+                _should_act_as_resource_variable=True,
+            )
+            for position, variable in enumerate(variables)
+        ]
+        return broadcast(numbered, *args, **kwargs)
+
+    operations.broadcast_ = broadcast_numbered  # type: ignore[attr-defined]
+    # TensorFlow adds a number where a graph has several operations of one name.
+    operations._normalize_name = lambda name: "by_position"  # type: ignore[attr-defined]
+
+
 def accept_keras_variables(functions: ModuleType) -> None:
-    """Let `hvd.broadcast_variables` take variables of Keras 3."""
+    """Let `hvd.broadcast_variables` take variables of Keras 3, and refuse lists that differ between the ranks."""
     broadcast_variables = functions.broadcast_variables
 
     @wraps(broadcast_variables)
-    def broadcast(variables: Any, *args: Any, **kwargs: Any) -> Any:
-        return broadcast_variables(shared(variables), *args, **kwargs)
+    def broadcast(
+        variables: Any, root_rank: int, process_set: Any = functions.global_process_set, inplace: bool = False
+    ) -> Any:
+        variables = shared(variables)
+        with tf.init_scope():  # while a graph is traced, this is outside it
+            if tf.executing_eagerly():
+                own = functions.rank(), [f"{variable.dtype.name} {variable.shape}" for variable in variables]
+                _check_layouts(dict(functions.allgather_object(own, process_set=process_set)), root_rank)
+        return broadcast_variables(variables, root_rank, process_set, inplace)
 
     functions.broadcast_variables = broadcast  # type: ignore[attr-defined]
+
+
+def _check_layouts(layouts: dict[int, list[str]], root_rank: int) -> None:
+    """Raise the same ValueError on every rank if types or shapes differ: Horovod would wait forever."""
+    for rank, layout in layouts.items():
+        pairs = zip_longest(layout, layouts.get(root_rank, []), fillvalue="no variable")
+        for position, (received, sent) in enumerate(pairs):
+            if received != sent:
+                raise ValueError(
+                    f"broadcast_variables: at position {position} rank {rank} has {received}, but rank {root_rank}, "
+                    f"which sends, has {sent}: every rank must have the same model and optimizer"
+                )
+
+
+def refuse_elastic(elastic: ModuleType) -> None:
+    """Let all of `hvd.elastic` fail with one line that says what to use instead."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(
+            "horovod.elastic does not work here, because the number of ranks is fixed: save checkpoints, and start the "
+            "ranks again by BarrierRunner(retries=2), or by launch.retries=2 or launch.recover=in_place of groundswell "
+            "train"
+        )
+
+    elastic.run_fn = elastic.ObjectState.__new__ = refuse  # type: ignore[attr-defined]
 
 
 def accept_keras_sources(horovod: ModuleType) -> None:
