@@ -63,8 +63,8 @@ def test_one_wheel_is_for_every_python(wheel: Path, project: Path) -> None:
 
 OF_EXTRAS = {
     "local": {"pyspark"},
-    "cpu": {"tensorflow-cpu", "keras"},
-    "gpu": {"tensorflow", "keras", "nvidia-ml-py"},
+    "cpu": {"tensorflow-cpu", "keras", "tensorboard"},
+    "gpu": {"tensorflow", "keras", "tensorboard", "nvidia-ml-py"},
     "petastorm": {"petastorm"},
     "s3": {"s3fs"},
     "score": {"openvino", "nncf", "deltalake"},

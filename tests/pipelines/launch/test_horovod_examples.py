@@ -65,8 +65,6 @@ EXAMPLES: dict[str, tuple[dict[str, str], list[str]]] = {
             "SGD(lr=": "SGD(learning_rate=",
             "fit_generator(": "fit(",
             "workers=4,\n": "\n",
-            # TensorBoard is a package of its own.
-            "callbacks.append(keras.callbacks.TensorBoard(args.log_dir))": "",
             "evaluate_generator(test_iter, len(test_iter), workers=4)": "evaluate(test_iter, steps=len(test_iter))",
         },
         [

@@ -88,9 +88,11 @@ def averaging(hvd: Any, rank: int) -> dict[str, Any]:
     }
 
 
-def callbacks(hvd: Any, rank: int) -> dict[str, Any]:
+def callbacks(hvd: Any, rank: int, folder: str) -> dict[str, Any]:
+    import tensorflow as tf
     from tensorflow import keras
 
+    logs = Path(folder, hvd.__name__)
     rates, own = [], []
     model = network(seed=rank, built=False)
     watch = keras.callbacks.LambdaCallback(
@@ -102,9 +104,17 @@ def callbacks(hvd: Any, rank: int) -> dict[str, Any]:
         hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.4, warmup_epochs=2, verbose=1),
         watch,
         hvd.callbacks.MetricAverageCallback(),
+        *([keras.callbacks.TensorBoard(logs)] if rank == 0 else []),
     ]
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.4, momentum=0.9))
     fitted(optimizer, rank, epochs=3, model=model, callbacks=order)
+    shown = [
+        float(tf.make_ndarray(value.tensor))
+        for path in logs.rglob("events.*")
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+        if value.tag == "epoch_loss"
+    ]
     decay = hvd.callbacks.LearningRateScheduleCallback(initial_lr=0.4, multiplier=0.5, start_epoch=1)
     decay.set_model(model)
     velocity = model.optimizer.momentums[0]
@@ -116,6 +126,7 @@ def callbacks(hvd: Any, rank: int) -> dict[str, Any]:
         "weights of a network built by its first batch": model.get_weights(),
         "rates": rates,
         "own losses": own,
+        "shown losses": shown,
         "mean losses": model.history.history["loss"],
         "reported rates": model.history.history["lr"],
         "decayed": (float(optimizer.learning_rate.numpy()), before, velocity.numpy()),
@@ -262,7 +273,7 @@ def train(folder: str) -> dict[str, Any]:
         network(seed=0)  # from here on, Keras names the layers and variables of the ranks differently
     return {
         "averaging": averaging(hvd, rank),
-        "callbacks": {door.__name__: callbacks(door, rank) for door in (hvd, hvd_keras)},
+        "callbacks": {door.__name__: callbacks(door, rank, folder) for door in (hvd, hvd_keras)},
         "saving": {door.__name__: saving(door, rank, folder) for door in (hvd, hvd_keras)},
         "own loops": own_loops(rank),
         "scaled loss": scaled_loss(hvd, rank, own_scaler=False),
@@ -317,6 +328,7 @@ def test_callbacks_and_the_velocity_follows_the_rate(
     assert first["own losses"] != second["own losses"]
     assert first["mean losses"] == second["mean losses"]
     assert first["mean losses"] == pytest.approx(np.mean([first["own losses"], second["own losses"]], axis=0))
+    assert first["shown losses"] == pytest.approx(first["mean losses"])
     rate, velocity, decayed = first["decayed"]
     assert rate == pytest.approx(0.2)  # 0.4 * 0.5 ** (2 - 1)
     np.testing.assert_allclose(decayed, velocity / 2, rtol=1e-6)
