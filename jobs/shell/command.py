@@ -194,8 +194,8 @@ def run(verb: str, argv: Sequence[str], body: Callable[[Result], None]) -> int:
                 claimed = path
             body(result)
             code, ended = 0, "finished"
-        except KeyboardInterrupt:
-            code, ended = INTERRUPTED, "interrupted"
+        except KeyboardInterrupt as error:
+            code, ended = INTERRUPTED, f"interrupted: {error}".removesuffix(": ")
             _tell(verb, ended)
         except Exception as error:
             code, ended = exit_code(error), message_of(error)

@@ -95,7 +95,7 @@ class BarrierRunner:
             env: Further variables of the ranks' processes. They also get the driver's variables that begin with
                 `HOROVOD_` or `NCCL_`, `KERAS_BACKEND`, `TF_USE_LEGACY_KERAS`, and MLflow's address and credentials
                 (`MLFLOW_TRACKING_*`, `DATABRICKS_HOST`, `DATABRICKS_TOKEN`).
-            description: Text for the job in Spark's web page.
+            description: Text for the job in Spark's web page, if this thread has no `setJobDescription` or job group.
             log_to_driver: Lines of the ranks that are shown: all, rank 0's, only lines passed to
                 `pipelines.launch.rank.report.log_to_driver`, or none. Too many lines a second are shown in part.
             log_folder: Folder for the whole log of each rank as `rank-<n>.log`; further attempts are appended.
@@ -169,6 +169,7 @@ class BarrierRunner:
             RuntimeError: The cluster cannot place the ranks.
             WorkerError: The function raised an exception in a rank.
             InfrastructureError: A rank died, hung, was lost or did not start, in the last attempt.
+            JobCancelledError: Someone has cancelled the Spark job, as by `cancelJobGroup` with this thread's group.
         """
         return self._run(function, args, kwargs, wanted=1)[0]
 

@@ -16,6 +16,7 @@ from pyspark.util import InheritableThread
 
 from pipelines.machine.versions import check_this_executor, imported_version
 from pipelines.spark.connect import Item, Value, call_each, is_connect
+from pipelines.spark.jobs import JobCancelledError, cancellation_in, is_local, reason_of, tag_jobs
 from pipelines.storage.folder import Location
 
 ATTEMPTS = 4  # of an item, as Spark's spark.task.maxFailures on a cluster
@@ -55,16 +56,18 @@ def run_tasks(
     Raises:
         LostWorkerError: A Python worker died.
         RuntimeError: Spark gave up, or its JVM died; the message says why and how to continue.
+        JobCancelledError: Someone else has cancelled the tasks.
     """
     if not items:
         return []
 
-    group = f"groundswell-{job}-{uuid.uuid4().hex}"
+    tag = f"groundswell-{job}-{uuid.uuid4().hex}"
+    tags = [tag, *spark.getTags()] if is_connect(spark) else [tag]  # a thread of Spark Connect inherits none
     future: Future[list[Value]] = Future()
 
     def collect() -> None:
         try:
-            future.set_result(_call_each(spark, items, function, group, f"groundswell {job} {folder}"))
+            future.set_result(_call_each(spark, items, function, tags, f"groundswell {job} {folder}"))
         except BaseException as error:
             future.set_exception(error)
 
@@ -80,9 +83,9 @@ def run_tasks(
     except KeyboardInterrupt:
         with suppress(Exception):  # the JVM may have received the signal too
             if is_connect(spark):
-                spark.interruptTag(group)
+                spark.interruptTag(tag)
             else:
-                spark.sparkContext.cancelJobGroup(group)
+                spark.sparkContext.cancelJobsWithTag(tag)
         thread.join(_SECONDS_TO_CANCEL)
         raise
 
@@ -171,7 +174,7 @@ def watched(look: Callable[[], None], *, name: str) -> Iterator[None]:
 
 
 def _call_each(
-    spark: SparkSession, items: list[Item], function: Callable[[Item], Value], group: str, description: str
+    spark: SparkSession, items: list[Item], function: Callable[[Item], Value], tags: list[str], description: str
 ) -> list[Value]:
     drivers = OWN_VERSION
 
@@ -180,17 +183,18 @@ def _call_each(
         return function(item)
 
     if is_connect(spark):
-        spark.addTag(group)
+        for tag in tags:
+            spark.addTag(tag)
         return call_each(spark, items, checked)
 
     context = spark.sparkContext
-    context.setJobGroup(group, description, interruptOnCancel=True)
+    tag_jobs(context, tags[0], description)
     return context.parallelize(items, len(items)).map(checked).collect()
 
 
 def _explained(
     error: Exception, spark: SparkSession, folder: Location, files: list[str], less_memory: str, remedy: str
-) -> RuntimeError:
+) -> RuntimeError | JobCancelledError:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         place = error.filename or "its temporary folder"
         return RuntimeError(
@@ -198,11 +202,12 @@ def _explained(
         )
     if isinstance(error, Py4JNetworkError | OSError | EOFError) or not _jvm_lives(spark):
         return RuntimeError(f"Spark's JVM has died{_exit_of_jvm(spark)}; {remedy}")
-    java = getattr(error, "java_exception", None)
     try:
-        reason = str(java.getMessage() if java is not None else error)
+        reason = reason_of(error)
     except (Py4JError, OSError):  # the JVM died just now
         return RuntimeError(f"Spark's JVM has died{_exit_of_jvm(spark)}; {remedy}")
+    if (cancellation := cancellation_in(reason)) is not None:
+        return JobCancelledError(f"{cancellation}; {remedy}")
     if "Python worker exited unexpectedly" in reason:
         return LostWorkerError(f"{_lost_worker(reason, files, less_memory)}; {remedy}")
     # The last line of the Python traceback says what happened: no space left, a lost executor.
@@ -226,10 +231,7 @@ def _lost_worker(reason: str, files: list[str], less_memory: str) -> str:
 
 def is_local_mode(spark: SparkSession) -> bool:
     """Return whether the executor is the driver's own process; Spark then does not retry tasks."""
-    if is_connect(spark):
-        return False
-    master = spark.sparkContext.master or ""
-    return master == "local" or master.startswith("local[")
+    return not is_connect(spark) and is_local(spark)
 
 
 def _jvm_lives(spark: SparkSession) -> bool:

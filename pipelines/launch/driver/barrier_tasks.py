@@ -9,10 +9,11 @@ from pyspark import BarrierTaskContext, InheritableThread
 from pyspark.sql import SparkSession
 
 from pipelines.launch.driver.failure import InfrastructureError
-from pipelines.launch.driver.jvm import SparkGoneError, is_jvm_gone, reason_of
-from pipelines.launch.driver.preflight import decommissioned_executor, is_local
+from pipelines.launch.driver.jvm import SparkGoneError, is_jvm_gone
+from pipelines.launch.driver.preflight import decommissioned_executor
 from pipelines.launch.rank.host import TaskResources
 from pipelines.launch.rank.task import RankResult, TaskInput, run_task
+from pipelines.spark.jobs import JobCancelledError, cancellation_in, is_local, reason_of, tag_jobs
 
 CANCEL_SECONDS = 10.0
 """Seconds that Spark may take to end a cancelled stage."""
@@ -32,11 +33,11 @@ class BarrierTasks:
             spark: A session.
             size: Number of tasks.
             task_input: Input of each task.
-            description: Text for the job in Spark's web page.
+            description: Text for the job in Spark's web page, if the caller has set none.
         """
         self._spark, self._context = spark, spark.sparkContext
         self._description = description
-        self._group = f"groundswell-{uuid.uuid4().hex}"
+        self._tag = f"groundswell-{uuid.uuid4().hex}"
         self._results: list[RankResult] = []
         self._error: BaseException | None = None
         self._stop_reason: str | None = None
@@ -52,12 +53,16 @@ class BarrierTasks:
 
         Raises:
             SparkGoneError: The JVM of Spark's driver has ended.
+            JobCancelledError: Someone else has cancelled the stage.
         """
         if self._error is None:
             return None
         if is_jvm_gone(self._context):
             raise SparkGoneError from None
-        return reason_of(self._error)
+        reason = reason_of(self._error)
+        if (cancellation := cancellation_in(reason)) is not None:
+            raise JobCancelledError(cancellation) from None
+        return reason
 
     def stop_reason(self) -> str | None:
         """Return why the ranks should save their state and stop soon; None while there is no reason."""
@@ -88,7 +93,7 @@ class BarrierTasks:
         if self._thread.is_alive() and not is_jvm_gone(self._context):
             self._cancelled = True
             with suppress(Exception):  # the context is being stopped
-                self._context.cancelJobGroup(self._group)
+                self._context.cancelJobsWithTag(self._tag)
 
     def close(self) -> None:
         """End the stage if it has not ended."""
@@ -100,7 +105,7 @@ class BarrierTasks:
 
     def _submit(self, size: int, function: Callable[[Iterable[int]], Iterator[RankResult]]) -> None:
         try:
-            self._context.setJobGroup(self._group, self._description, interruptOnCancel=True)
+            tag_jobs(self._context, self._tag, self._description)
             self._results = self._context.parallelize(range(size), size).barrier().mapPartitions(function).collect()
         except BaseException as error:
             self._error = error

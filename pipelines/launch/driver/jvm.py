@@ -1,4 +1,4 @@
-"""The JVM of Spark's driver: whether it still runs, and what its errors say."""
+"""The JVM of Spark's driver: whether it still runs."""
 
 import socket
 from collections.abc import Iterator
@@ -46,9 +46,3 @@ def naming_a_dead_jvm(context: SparkContext | None) -> Iterator[None]:
         if context is not None and is_jvm_gone(context):
             raise SparkGoneError from error
         raise
-
-
-def reason_of(error: BaseException) -> str:
-    """Return Spark's message about a failed job, without the stack of its driver."""
-    java = getattr(error, "java_exception", None)
-    return str(java.getMessage() if java is not None else error).split("\n\nDriver stacktrace")[0]

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from pipelines.launch.wire.messages import Hello
 from pipelines.machine.versions import OWN, check_code
 from pipelines.spark.connect import is_connect
+from pipelines.spark.jobs import is_local
 
 REGISTRATION_SECONDS = 30.0
 """Seconds that executors may take to register."""
@@ -294,9 +295,3 @@ def driver_addresses(spark: SparkSession) -> tuple[str, str]:
     conf = spark.sparkContext.getConf()
     host = socket.gethostbyname(str(conf.get("spark.driver.host", socket.gethostname())))
     return host, socket.gethostbyname(str(conf.get("spark.driver.bindAddress", host)))
-
-
-def is_local(spark: SparkSession) -> bool:
-    """Return whether the driver is the executor; `local-cluster` has separate executors."""
-    master = str(spark.sparkContext.master)
-    return master == "local" or master.startswith("local[")

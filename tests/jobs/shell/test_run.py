@@ -11,6 +11,7 @@ from py4j.protocol import Py4JNetworkError
 
 from jobs.shell.command import Result, run
 from pipelines.launch.driver.failure import InfrastructureError, Outcome, RankLostError, StartError, WorkerError
+from pipelines.spark.jobs import JobCancelledError
 from pipelines.storage.folder import StorageError
 
 
@@ -46,6 +47,7 @@ def nothing(result: Result) -> None:
         (ConnectionRefusedError(111, "Connection refused"), 4),
         (Py4JNetworkError("Answer from Java side is empty"), 4),
         (KeyboardInterrupt(), 130),
+        (JobCancelledError("cancelled by a group"), 130),
     ],
 )
 def test_the_exit_code_says_whose_fault_it_is(
