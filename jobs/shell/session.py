@@ -12,6 +12,7 @@ from pathlib import Path
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException, PySparkRuntimeError
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
@@ -89,7 +90,7 @@ def _started(name: str, master: str) -> SparkSession:
                 options = f"-Dlog4j2.configurationFile={logging.as_uri()}"
                 settings |= {**_LOOPBACK_ONLY, "spark.driver.extraJavaOptions": options}
         say(f"starting Spark ({'as submitted' if submitted else master})")
-        return _start(SparkSession.builder.appName(name).config(map={**settings}))
+        return _start({"spark.app.name": name, **settings})
 
 
 def _log_level() -> dict[str, str]:
@@ -103,10 +104,15 @@ def _log_level() -> dict[str, str]:
     return {"spark.log.level": "WARN"}
 
 
-def _start(builder: SparkSession.Builder) -> SparkSession:
+def _start(settings: dict[str, str]) -> SparkSession:
     interrupt = signal.getsignal(signal.SIGINT)
     try:
-        return builder.getOrCreate()
+        if SparkContext._gateway is None:
+            # A signal to this process's group does not reach a JVM in a session of its own. It ends with its input.
+            conf = SparkConf().setAll([*settings.items()])
+            gateway = launch_gateway(conf, {"start_new_session": True})  # type: ignore[no-untyped-call]
+            SparkContext._ensure_initialized(gateway=gateway)
+        return SparkSession.builder.config(map={**settings}).getOrCreate()
     except PySparkRuntimeError as error:
         reason = str(error).splitlines()[0]
         raise RuntimeError(f"Spark does not start: {reason} Java 17 is needed: is JAVA_HOME right?") from None

@@ -15,7 +15,7 @@ from mlflow.utils.credentials import get_default_host_creds
 from mlflow.utils.rest_utils import http_request, verify_rest_response
 
 from pipelines.tracking.journal.journal import Entry, Journal
-from pipelines.tracking.store.store import TrackedRun, quote_environment, reason_of, short_waits
+from pipelines.tracking.store.store import TrackedRun, quote_environment, reason_of, runs_client, short_waits
 
 News = Literal["away", "back", "refused"]
 OnNews = Callable[[News, str], None]
@@ -69,7 +69,7 @@ class Delivery:
         """Create the client; nothing is delivered yet."""
         self._run = run
         quote_environment(run.uri)
-        self._client = None if run.is_offline else MlflowClient(run.uri)
+        self._client = None if run.is_offline else runs_client(run.uri)
         self._journal = journal
         self._on_news = on_news
         self._reason = ""

@@ -15,6 +15,7 @@ from pipelines.tracking.store.experiments import name_in_store
 from pipelines.tracking.store.store import (
     TrackedRun,
     readable_errors,
+    runs_client,
     short_waits,
     show_command,
     tracking_uri,
@@ -41,7 +42,7 @@ def has_run(run: TrackedRun) -> bool:
     """
     try:
         with readable_errors(run.uri), short_waits():
-            return str(MlflowClient(run.uri).get_run(run.run_id).info.lifecycle_stage) == LifecycleStage.ACTIVE
+            return str(runs_client(run.uri).get_run(run.run_id).info.lifecycle_stage) == LifecycleStage.ACTIVE
     except ValueError:
         return False
 
@@ -55,7 +56,7 @@ def is_finished(run_id: str) -> bool:
     """
     uri = tracking_uri()
     with readable_errors(uri), short_waits():
-        return str(MlflowClient(uri).get_run(run_id).info.status) == "FINISHED"
+        return str(runs_client(uri).get_run(run_id).info.status) == "FINISHED"
 
 
 def tags(run: TrackedRun) -> dict[str, str]:
@@ -65,7 +66,7 @@ def tags(run: TrackedRun) -> dict[str, str]:
         TrackingError: The store does not answer.
     """
     with readable_errors(run.uri), short_waits():
-        return dict(MlflowClient(run.uri).get_run(run.run_id).data.tags)
+        return dict(runs_client(run.uri).get_run(run.run_id).data.tags)
 
 
 def unfinished_runs(experiment: str) -> list[UnfinishedRun]:
@@ -88,7 +89,7 @@ def newest_runs(experiment: str, filter_text: str) -> list[Run]:
     """
     uri = tracking_uri()
     with readable_errors(uri), short_waits():
-        client = MlflowClient(uri)
+        client = runs_client(uri)
         found = client.get_experiment_by_name(name_in_store(uri, experiment))
         if found is None:
             return []
@@ -125,7 +126,7 @@ def page_of(run: TrackedRun) -> str | None:
         return None
     try:
         with short_waits():
-            experiment = MlflowClient(run.uri).get_run(run.run_id).info.experiment_id
+            experiment = runs_client(run.uri).get_run(run.run_id).info.experiment_id
     except (MlflowException, OSError):
         return None
     if host is not None:

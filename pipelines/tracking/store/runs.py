@@ -22,6 +22,7 @@ from pipelines.tracking.store.store import (
     check_writable,
     readable_errors,
     reason_of,
+    runs_client,
     short_waits,
     sqlite_file,
     tracking_uri,
@@ -53,7 +54,7 @@ def check_store(experiment: str | None = None) -> str:
     if file is not None and not file.exists():
         return f"{redacted(uri)}, which the first run creates"
     with readable_errors(uri), short_waits():
-        client = MlflowClient(uri)
+        client = runs_client(uri)
         if experiment is None:
             client.search_experiments(max_results=1)
         else:
@@ -87,7 +88,7 @@ def start_run(
     uri = tracking_uri()
     _make_folder(uri)
     with readable_errors(uri), short_waits():
-        client = MlflowClient(uri)
+        client = runs_client(uri)
         found = _experiment_id(client, uri, experiment)
         run_id = _create_run(client, found, name, _with_user(tags), parameters, dataset, context)
     return TrackedRun(uri, run_id)
@@ -102,7 +103,7 @@ def store_run(local: LocalRun) -> TrackedRun:
     uri, made = tracking_uri(), local.description
     _make_folder(uri)
     with readable_errors(uri), short_waits():
-        client = MlflowClient(uri)
+        client = runs_client(uri)
         experiment = _experiment_id(client, uri, made.experiment)
         existing = client.search_runs([experiment], f"tags.`{_MADE_OFFLINE_AS}` = '{local.run_id}'", max_results=1)
         if existing:
@@ -171,7 +172,7 @@ def start_child_run(
         RuntimeError: The tracking server cannot be reached.
     """
     with readable_errors(parent.uri), short_waits():
-        client = MlflowClient(parent.uri)
+        client = runs_client(parent.uri)
         experiment = client.get_run(parent.run_id).info.experiment_id
         tags = {**_with_user(tags), MLFLOW_PARENT_RUN_ID: parent.run_id}
         run_id = _create_run(client, experiment, name, tags, parameters, dataset, context)
@@ -187,7 +188,7 @@ def continue_run(run_id: str) -> TrackedRun:
     """
     uri = tracking_uri()
     with readable_errors(uri), short_waits():
-        MlflowClient(uri).update_run(run_id, status="RUNNING")
+        runs_client(uri).update_run(run_id, status="RUNNING")
     return TrackedRun(uri, run_id)
 
 
@@ -210,7 +211,7 @@ def set_tags(run: TrackedRun, tags: Mapping[str, str]) -> None:
         TrackingError: The store does not answer.
     """
     with readable_errors(run.uri), short_waits():
-        MlflowClient(run.uri).log_batch(run.run_id, tags=[RunTag(*tag) for tag in tags.items()])
+        runs_client(run.uri).log_batch(run.run_id, tags=[RunTag(*tag) for tag in tags.items()])
 
 
 def end_run(run: TrackedRun, status: Status, ended: int | None = None) -> None:
@@ -226,7 +227,7 @@ def end_run(run: TrackedRun, status: Status, ended: int | None = None) -> None:
     """
     try:
         with short_waits():
-            MlflowClient(run.uri).set_terminated(run.run_id, status, ended)
+            runs_client(run.uri).set_terminated(run.run_id, status, ended)
     except (MlflowException, OSError) as error:  # errors of `requests` are OSErrors
         raise TrackingError(reason_of(error)) from None
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 import mlflow
+from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException, RestException
 
 from pipelines.storage.locations import redacted
@@ -149,6 +150,14 @@ def check_workers_reach(uri: str, spark_master: str | None) -> None:
             f"MLflow's store {redacted(uri)} is a file of the driver's machine, and the workers run on others: set "
             "MLFLOW_TRACKING_URI to a tracking server"
         )
+
+
+def runs_client(uri: str) -> MlflowClient:
+    """Return a client for runs, which works without Spark.
+
+    MLflow would ask the Spark session for a registry, and fail if the session's JVM has ended.
+    """
+    return MlflowClient(uri, registry_uri=uri)
 
 
 def show_command(run: TrackedRun) -> str:

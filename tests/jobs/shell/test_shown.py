@@ -56,7 +56,7 @@ def test_a_server_has_a_page_of_the_run(monkeypatch: pytest.MonkeyPatch, mlflow_
     run, client = start_run("shown", "name", {}, {}), MlflowClient(mlflow_store)  # in place of a server's
     assert page_of(run) is None
     monkeypatch.setenv("DATABRICKS_HOST", "https://workspace.example/")
-    monkeypatch.setattr("pipelines.tracking.store.queries.MlflowClient", lambda uri: client)
+    monkeypatch.setattr("pipelines.tracking.store.queries.runs_client", lambda uri: client)
     assert (
         page_of(TrackedRun("databricks", run.run_id)) == f"https://workspace.example/ml/experiments/1/runs/{run.run_id}"
     )
@@ -93,7 +93,7 @@ def test_an_evaluation_has_bars_and_a_link_to_its_run(trained: TrainedRun) -> No
     server = Evaluation({}, rows, split="test", run=TrackedRun("http://server:5000", trained.run.run_id))
     client = MlflowClient(trained.run.uri)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipelines.tracking.store.queries.MlflowClient", lambda uri: client)
+        patch.setattr("pipelines.tracking.store.queries.runs_client", lambda uri: client)
         assert f'<a href="http://server:5000/#/experiments/1/runs/{trained.run.run_id}?{VIEW}"' in server._repr_html_()
 
 

@@ -157,7 +157,7 @@ def test_a_run_whose_driver_ends_again_and_again_is_finished_by_resuming_it(
 def test_sigterm_to_the_driver_writes_a_checkpoint(
     small_dataset: Path, small_network: str, mlflow_store: str, tmp_path: Path
 ) -> None:
-    """As Kubernetes, YARN and Databricks end a job."""
+    """As Kubernetes and YARN end a job, and as `timeout`, SLURM and systemd, which signal its whole process group."""
     result = tmp_path / "result.json"
     settings = [
         f"dataset.path={small_dataset}",
@@ -181,7 +181,7 @@ def test_sigterm_to_the_driver_writes_a_checkpoint(
             shown = [driver.stdout.readline()]
             while shown[-1] and not shown[-1].startswith("epoch 2/"):
                 shown.append(driver.stdout.readline())
-            driver.terminate()
+            os.killpg(driver.pid, signal.SIGTERM)
             output = "".join(shown) + driver.communicate(timeout=patient(200))[0]
         finally:
             with suppress(ProcessLookupError):
@@ -189,7 +189,8 @@ def test_sigterm_to_the_driver_writes_a_checkpoint(
     assert driver.returncode == 130, output
     assert "the driver received SIGTERM" in output
     assert "groundswell train: to continue: groundswell train --config smoke" in output
-    checkpoint = json.loads(result.read_text())["checkpoint"]
+    checkpoint, run_id = (json.loads(result.read_text())[name] for name in ("checkpoint", "run_id"))
+    assert MlflowClient(mlflow_store).get_run(run_id).info.status == "KILLED"
     step = int(Path(checkpoint).name.removeprefix("step-").removesuffix(".npz"))
     assert step >= EPOCHS[1]
     assert step % 2 == 0, "where all ranks have the same weights"

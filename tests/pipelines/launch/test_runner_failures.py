@@ -26,6 +26,8 @@ from pipelines.launch.runner import Attempt, BarrierRunner, WorkerError
 from pipelines.launch.wire.channel import DriverChannel
 from pipelines.launch.wire.messages import JsonObject
 from pipelines.spark.jobs import JobCancelledError
+from pipelines.tracking.store.runs import end_run, start_run
+from pipelines.tracking.store.store import runs_client
 from tests.patience import alive, patient, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(120)]
@@ -328,8 +330,8 @@ def test_long_work_with_signs_of_life_is_no_hang() -> None:
         runner.run(function, 0)
 
 
-def lose_the_jvm() -> tuple[list[str], int]:
-    """Kill Spark's driver while ranks run, and use the session again: the errors, and the number of attempts."""
+def lose_the_jvm() -> tuple[list[str], int, str]:
+    """Kill Spark's driver while ranks run, and use the session again: errors, number of attempts, the run's status."""
 
     def function() -> None:
         report()
@@ -340,7 +342,7 @@ def lose_the_jvm() -> tuple[list[str], int]:
             if process.name() == "java":
                 process.kill()
 
-    errors, attempts = [], []
+    errors, attempts, run = [], [], start_run("jvm", None, {}, {})
     with suppress(Exception), spark_session("groundswell tests", "local[2]") as spark:  # it cannot be stopped
         runner = BarrierRunner(spark, 2, retries=2, retry_wait=0, on_report=kill, on_attempt=attempts.append)
         for _ in range(2):
@@ -348,15 +350,17 @@ def lose_the_jvm() -> tuple[list[str], int]:
                 runner.run(function)
             except InfrastructureError as error:
                 errors.append(str(error))
-    return errors, len(attempts)
+        end_run(run, "KILLED")  # MLflow would ask the session for an address
+    return errors, len(attempts), runs_client(run.uri).get_run(run.run_id).info.status
 
 
 @pytest.mark.long
-def test_a_dead_jvm_is_one_clear_line(in_fresh_process: Callable[..., Any]) -> None:
-    errors, attempts = in_fresh_process(lose_the_jvm)
+@pytest.mark.usefixtures("mlflow_store")
+def test_a_dead_jvm_is_one_clear_line_and_the_run_ends(in_fresh_process: Callable[..., Any]) -> None:
+    errors, attempts, status = in_fresh_process(lose_the_jvm)
     assert errors == [str(SparkGoneError())] * 2
     assert "Spark's own process on the driver (its JVM) has ended" in errors[0]
-    assert attempts == 1
+    assert (attempts, status) == (1, "KILLED")
 
 
 def fail_with_sparks_log(log: str) -> str:

@@ -53,7 +53,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> FrozenStore:
         monkeypatch.delenv(name)
     frozen = FrozenStore()
     monkeypatch.setattr(delivery, "time", SimpleNamespace(monotonic=frozen.monotonic, sleep=frozen.sleep))
-    monkeypatch.setattr(delivery, "MlflowClient", lambda uri: frozen)
+    monkeypatch.setattr(delivery, "runs_client", lambda uri: frozen)
     return frozen
 
 
