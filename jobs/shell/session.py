@@ -18,6 +18,7 @@ from pyspark.sql.utils import is_remote
 
 from jobs.shell.command import is_submitted, say
 from pipelines.machine.notebook import quieten_spark
+from pipelines.spark.session import check_running
 from pipelines.storage.locations import redacted
 
 _REMEDIES = {
@@ -44,7 +45,7 @@ def spark_session(name: str, master: str, *, runs_on_connect: bool = False) -> I
         runs_on_connect: Whether Spark Connect is enough, because the job has no barrier stage.
 
     Raises:
-        RuntimeError: Spark does not start, or the job cannot run on the Spark Connect of this process.
+        RuntimeError: Spark does not start or has been stopped, or the job cannot run on this process's Spark Connect.
     """
     if is_remote() or "SPARK_REMOTE" in os.environ:
         if not runs_on_connect:
@@ -57,6 +58,7 @@ def spark_session(name: str, master: str, *, runs_on_connect: bool = False) -> I
         spark = _connected() if running is None else running
     elif SparkContext._active_spark_context is not None:
         running = spark = SparkSession.builder.getOrCreate()
+        check_running(spark)
         quieten_spark(spark)
     else:
         running, spark = None, _started(name, master)

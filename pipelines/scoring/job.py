@@ -43,7 +43,8 @@ from pipelines.scoring.predict.model import ModelDescription, check_fits
 from pipelines.scoring.predict.processor import Runtime, why_unusable
 from pipelines.scoring.source import DATASET, Source
 from pipelines.spark.connect import sent
-from pipelines.spark.tasks import is_local_mode, run_until_done, watched
+from pipelines.spark.session import is_local_mode
+from pipelines.spark.tasks import run_until_done, watched
 from pipelines.storage.folder import Location, StorageError
 from pipelines.storage.lease import PROGRESS_FOLDER
 from pipelines.storage.locations import redacted

@@ -17,6 +17,8 @@ import pyarrow as pa
 from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 
+from pipelines.spark.session import check_running, is_connect
+
 Item = TypeVar("Item")
 Value = TypeVar("Value")
 
@@ -32,14 +34,13 @@ class SentFile(Protocol):
         """Remove the bytes from the executors."""
 
 
-def is_connect(spark: object) -> bool:
-    """Return whether a session belongs to Spark Connect."""
-    # By name: importing Spark Connect needs gRPC, which a classic session does not.
-    return any(kind.__module__.startswith("pyspark.sql.connect.") for kind in type(spark).__mro__)
-
-
 def send(spark: SparkSession, content: bytes) -> SentFile:
-    """Send bytes once to every executor that asks for them."""
+    """Send bytes once to every executor that asks for them.
+
+    Raises:
+        RuntimeError: The session has been stopped.
+    """
+    check_running(spark)
     if not is_connect(spark):
         return spark.sparkContext.broadcast(content)
     name = f"groundswell-{hashlib.sha256(content).hexdigest()}"

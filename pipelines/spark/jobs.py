@@ -3,7 +3,6 @@
 import re
 
 from pyspark import SparkContext
-from pyspark.sql import SparkSession
 
 _CANCELLED = re.compile(
     r"^(?:\[SPARK_JOB_CANCELLED\] )?Job \d+ cancelled ?(?!because SparkContext was shut down)(.*?)(?: SQLSTATE:.*)?$"
@@ -44,9 +43,3 @@ def cancellation_in(reason: str) -> str | None:
     """Return one line about who has cancelled a job, from Spark's reason; None: nobody has."""
     found = _CANCELLED.search(reason)
     return found and f"the Spark job was cancelled from outside ({found[1] or found[2] or 'without a reason'})"
-
-
-def is_local(spark: SparkSession) -> bool:
-    """Return whether the driver is the executor; `local-cluster` has separate executors."""
-    master = str(spark.sparkContext.master)
-    return master == "local" or master.startswith("local[")

@@ -15,8 +15,9 @@ from pyspark.sql import SparkSession
 from pyspark.util import InheritableThread
 
 from pipelines.machine.versions import check_this_executor, imported_version
-from pipelines.spark.connect import Item, Value, call_each, is_connect
-from pipelines.spark.jobs import JobCancelledError, cancellation_in, is_local, reason_of, tag_jobs
+from pipelines.spark.connect import Item, Value, call_each
+from pipelines.spark.jobs import JobCancelledError, cancellation_in, reason_of, tag_jobs
+from pipelines.spark.session import check_running, is_connect, is_local_mode
 from pipelines.storage.folder import Location
 
 ATTEMPTS = 4  # of an item, as Spark's spark.task.maxFailures on a cluster
@@ -55,11 +56,12 @@ def run_tasks(
 
     Raises:
         LostWorkerError: A Python worker died.
-        RuntimeError: Spark gave up, or its JVM died; the message says why and how to continue.
+        RuntimeError: Spark gave up or was stopped, or its JVM died; the message says why and how to continue.
         JobCancelledError: Someone else has cancelled the tasks.
     """
     if not items:
         return []
+    check_running(spark)
 
     tag = f"groundswell-{job}-{uuid.uuid4().hex}"
     tags = [tag, *spark.getTags()] if is_connect(spark) else [tag]  # a thread of Spark Connect inherits none
@@ -227,11 +229,6 @@ def _lost_worker(reason: str, files: list[str], less_memory: str) -> str:
         f"a Python worker{where} died{shard}, probably killed for lack of memory (dmesg tells): "
         f"fewer slots per host or {less_memory} need less"
     )
-
-
-def is_local_mode(spark: SparkSession) -> bool:
-    """Return whether the executor is the driver's own process; Spark then does not retry tasks."""
-    return not is_connect(spark) and is_local(spark)
 
 
 def _jvm_lives(spark: SparkSession) -> bool:

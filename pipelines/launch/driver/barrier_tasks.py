@@ -13,7 +13,8 @@ from pipelines.launch.driver.jvm import SparkGoneError, is_jvm_gone
 from pipelines.launch.driver.preflight import decommissioned_executor
 from pipelines.launch.rank.host import TaskResources
 from pipelines.launch.rank.task import RankResult, TaskInput, run_task
-from pipelines.spark.jobs import JobCancelledError, cancellation_in, is_local, reason_of, tag_jobs
+from pipelines.spark.jobs import JobCancelledError, cancellation_in, reason_of, tag_jobs
+from pipelines.spark.session import check_running, is_local_mode
 
 CANCEL_SECONDS = 10.0
 """Seconds that Spark may take to end a cancelled stage."""
@@ -45,7 +46,7 @@ class BarrierTasks:
         self._ended = threading.Event()
         self._thread = InheritableThread(target=self._submit, args=(size, _barrier_function(task_input)))
         self._thread.start()
-        if not is_local(spark):
+        if not is_local_mode(spark):
             InheritableThread(target=self._watch_executors, daemon=True).start()
 
     def failure(self) -> str | None:
@@ -54,11 +55,13 @@ class BarrierTasks:
         Raises:
             SparkGoneError: The JVM of Spark's driver has ended.
             JobCancelledError: Someone else has cancelled the stage.
+            RuntimeError: The session has been stopped.
         """
         if self._error is None:
             return None
         if is_jvm_gone(self._context):
             raise SparkGoneError from None
+        check_running(self._spark)
         reason = reason_of(self._error)
         if (cancellation := cancellation_in(reason)) is not None:
             raise JobCancelledError(cancellation) from None

@@ -12,8 +12,7 @@ from pyspark.sql import SparkSession
 
 from pipelines.launch.wire.messages import Hello
 from pipelines.machine.versions import OWN, check_code
-from pipelines.spark.connect import is_connect
-from pipelines.spark.jobs import is_local
+from pipelines.spark.session import check_running, is_connect, is_local_mode
 
 REGISTRATION_SECONDS = 30.0
 """Seconds that executors may take to register."""
@@ -120,10 +119,14 @@ def count_slots(spark: SparkSession, wanted: int | None = None, seconds: float |
         spark: A session.
         wanted: Number of tasks at which this returns at once; None: do not wait.
         seconds: Seconds to wait for `wanted`; None: as long as executors take to register.
+
+    Raises:
+        RuntimeError: The session has been stopped.
     """
+    check_running(spark)
     context = spark.sparkContext._jsc.sc()
     limit = REGISTRATION_SECONDS if seconds is None else seconds
-    deadline = time.monotonic() + (0 if wanted is None or is_local(spark) else limit)
+    deadline = time.monotonic() + (0 if wanted is None or is_local_mode(spark) else limit)
     while True:
         slots = int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
         if (wanted is not None and slots >= wanted) or time.monotonic() >= deadline:
@@ -137,7 +140,7 @@ def settled_slots(spark: SparkSession) -> int:
     Raises:
         RuntimeError: No executor has registered.
     """
-    deadline = time.monotonic() + (0 if is_local(spark) else REGISTRATION_SECONDS)
+    deadline = time.monotonic() + (0 if is_local_mode(spark) else REGISTRATION_SECONDS)
     slots, since = count_slots(spark), time.monotonic()
     started = spark.sparkContext.startTime or 0  # milliseconds since 1970
     while time.monotonic() < deadline:
@@ -161,7 +164,7 @@ def drop_lost_executors(spark: SparkSession, unreachable_hosts: Collection[str] 
         spark: Session of the executors.
         unreachable_hosts: Hosts that the driver cannot connect to: a missing answer says nothing about their state.
     """
-    if is_local(spark):
+    if is_local_mode(spark):
         return
     for executor in _executors(spark):
         host, _, port = executor.hostPort().rpartition(":")
@@ -290,7 +293,7 @@ def answers(host: str, port: int | str) -> bool:
 
 def driver_addresses(spark: SparkSession) -> tuple[str, str]:
     """Return the driver's address for executors, and the address to listen on; both are loopback for a local master."""
-    if is_local(spark):
+    if is_local_mode(spark):
         return "127.0.0.1", "127.0.0.1"
     conf = spark.sparkContext.getConf()
     host = socket.gethostbyname(str(conf.get("spark.driver.host", socket.gethostname())))

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,10 @@ from pipelines.launch.rank.report import attempt, report, signs_of_life, step_do
 from pipelines.launch.runner import Attempt, BarrierRunner, WorkerError
 from pipelines.launch.wire.channel import DriverChannel
 from pipelines.launch.wire.messages import JsonObject
+from pipelines.spark.connect import send
 from pipelines.spark.jobs import JobCancelledError
+from pipelines.spark.tasks import run_tasks
+from pipelines.storage.folder import Location
 from pipelines.tracking.store.runs import end_run, start_run
 from pipelines.tracking.store.store import runs_client
 from tests.patience import alive, patient, wait_until
@@ -361,6 +365,37 @@ def test_a_dead_jvm_is_one_clear_line_and_the_run_ends(in_fresh_process: Callabl
     assert errors == [str(SparkGoneError())] * 2
     assert "Spark's own process on the driver (its JVM) has ended" in errors[0]
     assert (attempts, status) == (1, "KILLED")
+
+
+def use_a_session_that(stop: Callable[[SparkSession], object]) -> list[str]:
+    """Stop a session while ranks run, and use it again in each way: the errors."""
+
+    def function() -> None:
+        report()
+        time.sleep(TOO_LONG)
+
+    errors = []
+    with spark_session("groundswell tests", "local[2]") as spark:
+        runner = BarrierRunner(spark, 2, retries=2, retry_wait=0, on_report=lambda _: stop(spark))
+        shards: dict[str, Any] = {"job": "prepare", "folder": Location.at("/data"), "files": ["a"], "less_memory": ""}
+        ranks, tasks = partial(runner.run, function), partial(run_tasks, spark, [1], abs, **shards)
+        for use in (ranks, ranks, tasks, partial(send, spark, b"")):
+            try:
+                use()
+            except RuntimeError as error:
+                errors.append(str(error))
+    return errors
+
+
+def use_stopped_sessions() -> list[str]:
+    """Use a session that its user has stopped, and one that Spark itself has stopped: the errors."""
+    return use_a_session_that(SparkSession.stop) + use_a_session_that(lambda spark: spark.sparkContext._jsc.stop())
+
+
+@pytest.mark.long
+def test_a_stopped_session_is_one_clear_line(in_fresh_process: Callable[..., Any]) -> None:
+    errors = in_fresh_process(use_stopped_sessions)
+    assert errors == ["the Spark session has been stopped: make another one, and start the job again in it"] * 8
 
 
 def fail_with_sparks_log(log: str) -> str:

@@ -1,0 +1,35 @@
+"""The kind and the state of a Spark session."""
+
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+
+def is_connect(spark: object) -> bool:
+    """Return whether a session belongs to Spark Connect."""
+    # By name: importing Spark Connect needs gRPC, which a classic session does not.
+    return any(kind.__module__.startswith("pyspark.sql.connect.") for kind in type(spark).__mro__)
+
+
+def is_local_mode(spark: SparkSession) -> bool:
+    """Return whether the executor is the driver's own process; Spark then does not retry tasks.
+
+    `local-cluster` has separate executors.
+    """
+    master = "" if is_connect(spark) else str(spark.sparkContext.master)
+    return master == "local" or master.startswith("local[")
+
+
+def check_running(spark: SparkSession) -> None:
+    """Refuse a session that has been stopped: by its user, or by Spark when the master of its cluster was lost.
+
+    Raises:
+        RuntimeError: It has been stopped.
+    """
+    if is_connect(spark):
+        stopped = bool(getattr(spark, "is_stopped", False))
+    else:
+        java: Any = spark.sparkContext._jsc
+        stopped = java is None or java.sc().isStopped()
+    if stopped:
+        raise RuntimeError("the Spark session has been stopped: make another one, and start the job again in it")
