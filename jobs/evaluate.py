@@ -39,7 +39,7 @@ _REMEDY = "Evaluate again to record them"
 _log = logging.getLogger(__name__)
 
 
-def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluation:
+def evaluate(config: RunConfig, model_uri: str, split: str = "test", result: Result | None = None) -> Evaluation:
     """Measure a model on a split, and record the result in the model's run and in a child run of it.
 
     The model is sent to Spark's executors, which do not need access to MLflow: its store may be a file on this machine.
@@ -50,6 +50,7 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
         model_uri: A model's address, in one of the spellings that `tracking.served.find_model` takes, or the file
             that `train --result` wrote.
         split: Split of the dataset, or several with commas between them; each split is a slice.
+        result: Filled in while the job runs.
 
     Raises:
         FileNotFoundError: The dataset does not exist, or a shard is missing.
@@ -89,7 +90,7 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
     )
     page = _page(config, measured, scores, splits, model, settings)
     problem = _write_report(report, page)  # before the store is used, which may be away by now
-    run = _record(config, served, measured, name, page, manifest)
+    run = _record(config, served, measured, name, page, manifest, result)
     # `score` predicts each image alone: thresholds for means do not suit it.
     if (
         measured.thresholds is not None
@@ -177,7 +178,13 @@ def _page(
 
 
 def _record(
-    config: RunConfig, served: ServedModel, measured: Measured, split: str, page: str, manifest: Manifest
+    config: RunConfig,
+    served: ServedModel,
+    measured: Measured,
+    split: str,
+    page: str,
+    manifest: Manifest,
+    result: Result | None,
 ) -> TrackedRun:
     """Write all results to a child run, and the scores to the model's run if the store has it.
 
@@ -197,7 +204,7 @@ def _record(
     name = " ".join(["evaluate", split, *filter(None, [symmetries])])
     scores = ScoresOfModel(measured.metrics, _REMEDY)
     child, parent = start_run_of_model(
-        config, served, manifest, parameters, scores, verb="evaluate", name=name, context="evaluation"
+        config, served, manifest, parameters, scores, result=result, verb="evaluate", name=name, context="evaluation"
     )
     step, own = served.metadata.optimizer_steps, list(config.training.metrics)
     with ended(child):
@@ -257,7 +264,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     """Evaluate as the command line says."""
     config = read_config(arguments)
     result.dataset, result.model_uri = config.dataset.path, model_uri_of(arguments.model)
-    evaluation = evaluate(config, result.model_uri, arguments.split)
+    evaluation = evaluate(config, result.model_uri, arguments.split, result)
     result.metrics = {f"{evaluation.split}/{name}": value for name, value in evaluation.metrics.items()}
     say(*per_class_lines(evaluation))
     for name, value in evaluation.metrics.items():

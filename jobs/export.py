@@ -57,6 +57,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     output = Location.at(arguments.output)
     checkpoint = None if arguments.checkpoint is None else Location.at(arguments.checkpoint)
     result.run_id = arguments.run
+    result.save()
     result.model_uri = export_model(output / arguments.run, checkpoint)
     say(f"model {result.model_uri}")
 

@@ -50,6 +50,7 @@ def find_rate(config: RunConfig, rates: Sequence[float], result: Result) -> Rang
         with runs.ended(run):
             say(f"MLflow run {run.run_id} in {redacted(run.uri)}")
             result.run_id = run.run_id
+            result.save()
             bar, shortage = Bar("step"), ShortageHint(config)
 
             def on_event(event: Event) -> None:

@@ -161,6 +161,7 @@ def run_grid(cells: Sequence[PlannedCell], results: ResultsFile, name: str, text
         store.check_workers_reach(store.tracking_uri(), spark.sparkContext.master)
         parent = _parent(results, waiting[0].experiment, first.tracking.run_name or name)
         result.run_id, result.continue_with = parent.run_id, []
+        result.save()
         say(f"{len(waiting)} of {len(cells)} cells to train, in MLflow children of run {parent.run_id}")
         with runs.ended(parent):
             if reason := write_run(parent, lambda writer: writer.text(text, "grid.yaml")):

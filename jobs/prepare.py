@@ -100,6 +100,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     started = time.perf_counter()
     # The same command continues the work, but must not discard it again.
     result.continue_with = ["--set", "prepare.restart=false"] if config.prepare.restart else []
+    result.save()
     manifest = prepare(config)
     result.continue_with = None
     splits = ", ".join(f"{split} {info.rows}" for split, info in manifest.splits.items())

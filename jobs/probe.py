@@ -100,9 +100,7 @@ def probe(config: RunConfig, model_uri: str, result: Result | None = None) -> Pr
             runner = barrier_runner(spark, launch, description=_NAME, on_event=partial(_show_fit, penalties))
             fitted: FittedHead = runner.run(fit, features, manifest.task, config.probe.solver, list(config.probe.l2))
     measured, own = _measure(config, manifest, model, features, fitted)
-    run = _record(config, served, manifest, features, fitted, measured, own)
-    if result is not None:
-        result.run_id = run.run_id
+    run = _record(config, served, manifest, features, fitted, measured, own, result)
     evaluation = Evaluation(measured.metrics, measured.per_class, split=TEST_SPLIT, run=run)
     return Probed(evaluation, own.metrics if own is not None else None, fitted)
 
@@ -169,6 +167,7 @@ def _record(
     fitted: FittedHead,
     measured: Measured,
     own: Measured | None,
+    result: Result | None,
 ) -> TrackedRun:
     """Write all results to a child run of the model's run, or to a separate run; return the run.
 
@@ -188,7 +187,7 @@ def _record(
         scores |= {f"{_OWN_HEAD}/{name}": value for name, value in own.metrics.items()}
     of_model = ScoresOfModel(scores, f"The features in {features.folder} are stored: probe again to record them")
     run, _ = start_run_of_model(
-        config, served, manifest, parameters, of_model, verb="probe", name="probe", context="probe"
+        config, served, manifest, parameters, of_model, result=result, verb="probe", name="probe", context="probe"
     )
 
     def write(writer: RunWriter) -> None:

@@ -183,6 +183,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     model_uri = model_uri_of(arguments.model)
     result.model_uri, result.dataset, result.predictions = model_uri, arguments.input, arguments.output
     result.continue_with = []
+    result.save()
     started = time.perf_counter()
     scored = score(config, model_uri, arguments.input, arguments.output, file)
     result.continue_with = None

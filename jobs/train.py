@@ -34,7 +34,7 @@ from pipelines.training.driver.checks import check_dataset, check_output, check_
 from pipelines.training.driver.output import check_output_location
 from pipelines.training.driver.resumable import newest_resumable, with_stored_run
 from pipelines.training.driver.run import DriverRecorder, is_divergence, recorded_run
-from pipelines.training.ranks.events import EpochTrained, Event
+from pipelines.training.ranks.events import CheckpointWritten, EpochTrained, Event
 from pipelines.training.ranks.results import TrainingSummary
 from pipelines.training.setup.resolution import described_sizes, trained_sizes
 
@@ -153,10 +153,15 @@ def train_on(
         _say_facts(record, config, manifest)
         record.environment(_cluster(spark, config))
         result.run_id = record.run.run_id
+        result.save()
+        if config.training.resume_run is not None:
+            _remember_newest(result, record.run, record.checkpoints)
 
         def on_event(event: Event) -> None:
             display(event)
             shortage.take(event)
+            if isinstance(event, CheckpointWritten):
+                _remember_checkpoint(result, record.run, event.path)
             if may_grow(event):
                 runner.grow()
 
@@ -183,12 +188,13 @@ def train_on(
                 record.finish(summary, has_diverged=has_diverged)
         except BaseException as error:
             shortage.say(error)
-            _remember_checkpoint(result, record.run, record.checkpoints)
+            _remember_newest(result, record.run, record.checkpoints)
             raise
-    result.model_uri, result.checkpoint, result.metrics = (
+    result.model_uri, result.checkpoint, result.metrics, result.continue_with = (
         summary.model_uri or None,
         summary.checkpoint,
         summary.history[summary.model_epoch - 1],
+        None,
     )
     return TrainedRun(record.run, summary, record.location)
 
@@ -224,14 +230,19 @@ def _cluster(spark: SparkSession, config: RunConfig) -> dict[str, str | int | No
     }
 
 
-def _remember_checkpoint(result: Result, run: store.TrackedRun, checkpoints: Location) -> None:
+def _remember_newest(result: Result, run: store.TrackedRun, checkpoints: Location) -> None:
     """Record where an unfinished run can continue, or say that it cannot."""
     existing = list_checkpoints(checkpoints)
     if not existing:
         say("there is no checkpoint yet: this run can only be started again")
     else:
-        result.checkpoint = str(existing[-1])
-        result.continue_with = ["--set", f"training.resume_run={run.run_id}"]
+        _remember_checkpoint(result, run, str(existing[-1]))
+
+
+def _remember_checkpoint(result: Result, run: store.TrackedRun, checkpoint: str) -> None:
+    """Record where a run continues if this process is killed now."""
+    result.checkpoint, result.continue_with = checkpoint, ["--set", f"training.resume_run={run.run_id}"]
+    result.save()
 
 
 def may_grow(event: Event) -> bool:

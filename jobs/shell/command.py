@@ -65,6 +65,20 @@ class Result:
     """Metrics of the epoch that provides the model's weights, or of the evaluation."""
     continue_with: list[str] | None = None
     """Arguments that, added to the same command, continue the job; null: nothing can be continued."""
+    file: Path | None = field(default=None, init=False, repr=False)
+    """File that `save` rewrites; the file itself does not contain it."""
+
+    def save(self) -> str:
+        """Rewrite the file with what is known now, if there is one; return why this failed, or an empty text.
+
+        So the file of a killed job says what it did. A failure is an error only at the end of the job.
+        """
+        try:
+            if self.file is not None:
+                self.write(self.file)
+        except OSError as error:
+            return str(error.strerror)
+        return ""
 
     def write(self, path: Path) -> None:
         """Write all results as JSON, without passwords; the file is replaced atomically.
@@ -81,6 +95,7 @@ class Result:
 
     def _without_passwords(self) -> dict[str, Any]:
         values = {name: redacted(value) if isinstance(value, str) else value for name, value in asdict(self).items()}
+        del values["file"]
         if self.continue_with is not None:
             values["continue_with"] = [redacted(text) for text in self.continue_with]
         return values
@@ -182,16 +197,15 @@ def run(verb: str, argv: Sequence[str], body: Callable[[Result], None]) -> int:
     """
     _quieten_libraries()
     result = Result(verb)
-    path, claimed = _result_path(argv), None
+    path = _result_path(argv)
     is_main = threading.current_thread() is threading.main_thread()  # the only one that may handle signals
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if is_main}
     if is_main:
-        _interrupt_on_signals(lambda: _end(result, claimed, INTERRUPTED, "interrupted"))
+        _interrupt_on_signals(lambda: _end(result, INTERRUPTED, "interrupted"))
     try:
         try:
             if path is not None:
                 _claim(result, path, argv)
-                claimed = path
             body(result)
             code, ended = 0, "finished"
         except KeyboardInterrupt as error:
@@ -204,7 +218,7 @@ def run(verb: str, argv: Sequence[str], body: Callable[[Result], None]) -> int:
             _tell(verb, f"error: {ended}")
         if code not in (0, USER_ERROR) and result.continue_with is not None:
             _tell(verb, f"to continue: {_command(verb, argv, result.continue_with)}")
-        return _end(result, claimed, code, ended)
+        return _end(result, code, ended)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -241,6 +255,7 @@ def _claim(result: Result, path: Path, argv: Sequence[str]) -> None:
         raise ValueError(f"--result {path} is what another argument names, and would be replaced: choose another file")
     with os_errors_as(ValueError, f"--result {path} cannot be written"):
         result.write(path)
+    result.file = path
 
 
 def _names(text: str, file: Path) -> bool:
@@ -251,15 +266,12 @@ def _names(text: str, file: Path) -> bool:
         return False
 
 
-def _end(result: Result, path: Path | None, code: int, ended: str) -> int:
+def _end(result: Result, code: int, ended: str) -> int:
     result.exit_code, result.ended = code, ended
-    if path is not None:
-        try:
-            result.write(path)
-        except OSError as error:
-            if code == 0:
-                _tell(result.verb, f"error: --result {path} cannot be written: {error.strerror}")
-                return INFRASTRUCTURE
+    problem = result.save()
+    if problem and code == 0:
+        _tell(result.verb, f"error: --result {result.file} cannot be written: {problem}")
+        return INFRASTRUCTURE
     return code
 
 
@@ -313,7 +325,8 @@ def _interrupt_on_signals(at_once: Callable[[], object]) -> None:
         if len(received) > 1:
             at_once()
             os._exit(INTERRUPTED)
-        print("\nstopping; Ctrl-C again stops at once", file=sys.stderr, flush=True)
+        again = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+        print(f"\nstopping; {again} again stops at once", file=sys.stderr, flush=True)
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, handle)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from conf.schema import RunConfig
+from jobs.shell.command import Result
 from models.metrics import ClassScores
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.tracking.journal.writer import RunWriter
@@ -76,6 +77,7 @@ def start_run_of_model(
     parameters: Mapping[str, Any],
     scores: ScoresOfModel,
     *,
+    result: Result | None,
     verb: str,
     name: str,
     context: str,
@@ -88,6 +90,7 @@ def start_run_of_model(
         manifest: The dataset's.
         parameters: Parameters in addition to model and dataset.
         scores: The scores, for the error text.
+        result: Gets the run's id, if there is one.
         verb: The verb that measured the model.
         name: Name of the run.
         context: How the dataset is used.
@@ -108,8 +111,13 @@ def start_run_of_model(
     }
     about: dict[str, Any] = {"dataset": dataset_facts(config.dataset.path, manifest), "context": context}
     try:
-        if served.metadata.run_id is not None and has_run(parent):
-            return start_child_run(parent, name, of_model, tags_of(verb), **about), parent
-        return start_run(chosen_experiment(config.tracking.experiment), name, of_model, tags_of(verb), **about), None
+        if is_child := served.metadata.run_id is not None and has_run(parent):
+            run = start_child_run(parent, name, of_model, tags_of(verb), **about)
+        else:
+            run = start_run(chosen_experiment(config.tracking.experiment), name, of_model, tags_of(verb), **about)
     except (TrackingError, ValueError) as error:
         raise scores.not_taken(str(error)) from None
+    if result is not None:
+        result.run_id = run.run_id
+        result.save()
+    return run, parent if is_child else None

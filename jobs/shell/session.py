@@ -84,26 +84,30 @@ def _started(name: str, master: str) -> SparkSession:
     submitted = is_submitted()
     with as_file(files("conf") / "log4j2.properties") as logging:
         if submitted:
-            settings = _log_level()
+            settings = _own_settings(name)
         else:
             # Spark's bar of stages would write over the job's own lines and bars.
-            settings = {"spark.master": master, "spark.ui.showConsoleProgress": "false"}
+            settings = {"spark.app.name": name, "spark.master": master, "spark.ui.showConsoleProgress": "false"}
             if master == "local" or master.startswith("local["):
                 options = f"-Dlog4j2.configurationFile={logging.as_uri()}"
                 settings |= {**_LOOPBACK_ONLY, "spark.driver.extraJavaOptions": options}
         say(f"starting Spark ({'as submitted' if submitted else master})")
-        return _start({"spark.app.name": name, **settings})
+        return _start(settings)
 
 
-def _log_level() -> dict[str, str]:
-    """Return the log level of Spark's own shells, warnings, if nobody chose one: the start alone logs 170 lines."""
+def _own_settings(name: str) -> dict[str, str]:
+    """Return settings that nobody chose: the name, and the log level of Spark's shells, warnings.
+
+    The start alone logs 170 lines. Without `--name` spark-submit takes the name of the script.
+    """
     SparkContext._ensure_initialized()  # spark-submit's JVM knows its settings
     conf = SparkConf()
+    settings = {"spark.app.name": name} if conf.get("spark.app.name") in (None, Path(sys.argv[0]).name) else {}
     folders = [os.environ.get("SPARK_CONF_DIR"), Path(os.environ.get("SPARK_HOME", ""), "conf")]
     own_files = any(Path(folder, "log4j2.properties").is_file() for folder in folders if folder)
     if own_files or conf.contains("spark.log.level") or "log4j" in conf.get("spark.driver.extraJavaOptions", ""):
-        return {}
-    return {"spark.log.level": "WARN"}
+        return settings
+    return settings | {"spark.log.level": "WARN"}
 
 
 def _start(settings: dict[str, str]) -> SparkSession:

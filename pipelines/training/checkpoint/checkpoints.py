@@ -43,6 +43,7 @@ from pipelines.training.checkpoint.state import (
     save_rank_state,
 )
 from pipelines.training.ranks.collective import HorovodCollective
+from pipelines.training.ranks.events import CheckpointWritten, tell
 from pipelines.training.ranks.results import Evaluation, Thresholds, thresholds_of
 
 REMEDY = (
@@ -157,6 +158,7 @@ class Checkpoints:
             )
             spared = None if self.best_step is None else self.best_step(history)
             self.newest = str(save_checkpoint(self.folder, state, wholes, spared=spared))
+            tell(CheckpointWritten(path=self.newest))
 
     def thresholds(self, step: int) -> Thresholds:
         """Return the thresholds in the checkpoint after `step` steps; none if it cannot be read."""

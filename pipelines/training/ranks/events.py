@@ -49,6 +49,15 @@ class EpochTrained:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointWritten:
+    """A checkpoint is complete: from here the run can be continued."""
+
+    path: str
+    """Path or URL of the checkpoint."""
+    event: Literal["checkpoint"] = "checkpoint"
+
+
+@dataclass(frozen=True, kw_only=True)
 class SavingModel:
     """All epochs are done; the model is being written."""
 
@@ -110,6 +119,7 @@ Event = (
     Compiling
     | StepTrained
     | EpochTrained
+    | CheckpointWritten
     | SavingModel
     | TrackingNews
     | MemoryNeeded

@@ -87,6 +87,8 @@ def test_the_result_holds_what_the_job_filled_in(tmp_path: Path) -> None:
     def body(result: Result) -> None:
         assert json.loads(path.read_text()).items() >= {"exit_code": None, "ended": "running"}.items()
         result.run_id, result.metrics = "0123", {"val/f1_micro": 0.5}
+        result.save()
+        assert json.loads(path.read_text()).items() >= {"ended": "running", "run_id": "0123"}.items()
 
     assert run("train", [f"--result={path}"], body) == 0
     expected = {
@@ -200,8 +202,10 @@ def test_a_failed_job_says_which_command_continues(
     assert capsys.readouterr().err.endswith(f"groundswell train: to continue: {typed} --set training.resume_run=0123\n")
 
 
-def test_sigterm_ends_a_job_as_ctrl_c_does(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("number", "again"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C")])
+def test_sigterm_ends_a_job_as_ctrl_c_does(number: int, again: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    assert run("train", [], lambda result: signal.raise_signal(signal.SIGTERM)) == 130
-    assert capsys.readouterr().err.endswith("groundswell train: interrupted\n")
+    assert run("train", [], lambda result: signal.raise_signal(number)) == 130
+    shown = f"\nstopping; {again} again stops at once\ngroundswell train: interrupted\n"
+    assert capsys.readouterr().err == shown
     assert signal.getsignal(signal.SIGTERM) == before

@@ -28,19 +28,22 @@ def test_spark_connect_is_refused_before_anything_starts(variable: str, monkeypa
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(120)
-def test_a_submitted_job_shows_its_own_lines_and_no_chatter_of_spark(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("named", "name"), [([], "tests"), (["--name", "nightly"], "nightly")])
+def test_a_submitted_job_has_its_name_and_shows_its_own_lines_and_no_chatter_of_spark(
+    tmp_path: Path, named: list[str], name: str
+) -> None:
     script = tmp_path / "job.py"
     script.write_text(
         "from jobs.shell.session import spark_session\n"
         "with spark_session('tests', 'unused') as spark:\n"
-        "    print('the sum is', spark.range(4).selectExpr('sum(id)').first()[0])\n"
+        "    print(spark.sparkContext.appName, spark.range(4).selectExpr('sum(id)').first()[0])\n"
     )
     submit = Path(sys.executable).parent / "spark-submit"
-    command = [str(submit), "--master", "local[1]", "--conf", "spark.ui.enabled=false", str(script)]
+    command = [str(submit), "--master", "local[1]", "--conf", "spark.ui.enabled=false", *named, str(script)]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=patient(100))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "the sum is 6"
+    assert done.stdout.splitlines()[-1] == f"{name} 6"
     # Those are of the time before the job's own Python.
     assert sum(" INFO " in line for line in done.stderr.splitlines()) < 5, done.stderr
 

@@ -181,6 +181,8 @@ def test_sigterm_to_the_driver_writes_a_checkpoint(
             shown = [driver.stdout.readline()]
             while shown[-1] and not shown[-1].startswith("epoch 2/"):
                 shown.append(driver.stdout.readline())
+            known = json.loads(result.read_text())
+            assert known["continue_with"] == ["--set", f"training.resume_run={known['run_id']}"]
             os.killpg(driver.pid, signal.SIGTERM)
             output = "".join(shown) + driver.communicate(timeout=patient(200))[0]
         finally:

@@ -20,6 +20,7 @@ NEEDS = Needs(weights=1, gradients=2, optimizer=3, exchange=4, sample=5)
         events.StepTrained(epoch=1, epochs=2, step=3, steps=4, loss=0.5, images_per_second=6.0),
         events.StepTrained(epoch=1, epochs=1, step=1, steps=1, loss=math.nan, images_per_second=1.0),
         events.EpochTrained(epoch=1, epochs=2, metrics={"train/loss": 0.5}, where="here", is_last=True),
+        events.CheckpointWritten(path="/out/checkpoints/step-00000004.npz"),
         events.SavingModel(),
         events.TrackingNews(news="away", reason="no answer"),
         events.MemoryNeeded(needs=NEEDS, limit=MemoryLimit(7, "the host's memory")),
