@@ -90,7 +90,7 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test", result: Res
     )
     page = _page(config, measured, scores, splits, model, settings)
     problem = _write_report(report, page)  # before the store is used, which may be away by now
-    run = _record(config, served, measured, name, page, manifest, result)
+    run = _record(config, served, measured, name, page, manifest, result or Result("evaluate"))
     # `score` predicts each image alone: thresholds for means do not suit it.
     if (
         measured.thresholds is not None
@@ -184,7 +184,7 @@ def _record(
     split: str,
     page: str,
     manifest: Manifest,
-    result: Result | None,
+    result: Result,
 ) -> TrackedRun:
     """Write all results to a child run, and the scores to the model's run if the store has it.
 

@@ -100,7 +100,7 @@ def probe(config: RunConfig, model_uri: str, result: Result | None = None) -> Pr
             runner = barrier_runner(spark, launch, description=_NAME, on_event=partial(_show_fit, penalties))
             fitted: FittedHead = runner.run(fit, features, manifest.task, config.probe.solver, list(config.probe.l2))
     measured, own = _measure(config, manifest, model, features, fitted)
-    run = _record(config, served, manifest, features, fitted, measured, own, result)
+    run = _record(config, served, manifest, features, fitted, measured, own, result or Result("probe"))
     evaluation = Evaluation(measured.metrics, measured.per_class, split=TEST_SPLIT, run=run)
     return Probed(evaluation, own.metrics if own is not None else None, fitted)
 
@@ -167,7 +167,7 @@ def _record(
     fitted: FittedHead,
     measured: Measured,
     own: Measured | None,
-    result: Result | None,
+    result: Result,
 ) -> TrackedRun:
     """Write all results to a child run of the model's run, or to a separate run; return the run.
 

@@ -77,7 +77,7 @@ def start_run_of_model(
     parameters: Mapping[str, Any],
     scores: ScoresOfModel,
     *,
-    result: Result | None,
+    result: Result,
     verb: str,
     name: str,
     context: str,
@@ -90,7 +90,7 @@ def start_run_of_model(
         manifest: The dataset's.
         parameters: Parameters in addition to model and dataset.
         scores: The scores, for the error text.
-        result: Gets the run's id, if there is one.
+        result: Gets the run's id.
         verb: The verb that measured the model.
         name: Name of the run.
         context: How the dataset is used.
@@ -117,7 +117,6 @@ def start_run_of_model(
             run = start_run(chosen_experiment(config.tracking.experiment), name, of_model, tags_of(verb), **about)
     except (TrackingError, ValueError) as error:
         raise scores.not_taken(str(error)) from None
-    if result is not None:
-        result.run_id = run.run_id
-        result.save()
+    result.run_id = run.run_id
+    result.save()
     return run, parent if is_child else None

@@ -199,7 +199,7 @@ class BarrierRunner:
         except Exception as error:  # a __reduce__ may raise any exception
             raise ValueError(f"the function or an argument cannot be sent to the workers: {error}") from error
         _check_open_files(self._num_workers)
-        with naming_a_dead_jvm(self._spark):
+        with naming_a_dead_jvm(self._spark.sparkContext if self._spark is not None else None):
             attempt = Attempt(1, self._num_workers)
             if self._spark is not None:
                 check_encryption(self._spark, self._accept_unencrypted)

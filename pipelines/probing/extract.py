@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from pipelines.machine.json_text import parse_json
-from pipelines.probing.features import SCHEMA, FeatureFile, Features, Identity, find_features, finish
+from pipelines.probing.features import SCHEMA, FeatureFile, Features, Identity, clean_up, find_features, finish
 from pipelines.scoring.output.write import as_lists, write_row_groups
 from pipelines.scoring.parts import DatasetPart, SampleBatch
 from pipelines.scoring.predict.model import ModelDescription
@@ -25,8 +25,8 @@ from pipelines.scoring.source import Source
 from pipelines.spark.connect import SentFile, sent
 from pipelines.spark.tasks import run_until_done, watched
 from pipelines.storage.folder import Location
-from pipelines.storage.inventory import complete_files
-from pipelines.storage.lock import hold
+from pipelines.storage.inventory import complete_files, is_leftover
+from pipelines.storage.lock import hold, tidy
 
 _SHARE = "set probe.output to a folder on storage that all hosts mount, or a URL"
 _ROWS_PER_GROUP = 1024
@@ -142,6 +142,7 @@ def extract_features(
     """
     parts = {part.file: part for part in source.parts if isinstance(part, DatasetPart)}
     if (features := find_features(folder, identity, parts)) is not None:
+        tidy(folder, partial(clean_up, folder, parts), has_leftovers=any(map(is_leftover, folder.names())))
         say(f"the features in {folder} are used again")
         return features
     with hold(folder) as still_held:

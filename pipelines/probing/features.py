@@ -19,7 +19,7 @@ from pipelines.dataset.format.manifest import Manifest
 from pipelines.machine.json_text import parse_json
 from pipelines.scoring.predict.model import ModelDescription
 from pipelines.storage.folder import Location
-from pipelines.storage.inventory import complete_files
+from pipelines.storage.inventory import complete_files, final_name
 
 FILE_NAME = "features.json"
 FORMAT_VERSION = 1
@@ -144,4 +144,12 @@ def finish(folder: Location, identity: Identity, files: Sequence[FeatureFile]) -
     """Mark features as finished."""
     values = {"identity": identity, "files": [asdict(file) for file in files]}
     folder.write(FILE_NAME, json.dumps(values, indent=1).encode())
+    clean_up(folder, [file.file for file in files])
     return Features(folder, tuple(files))
+
+
+def clean_up(folder: Location, files: Collection[str]) -> None:
+    """Remove the incomplete files that killed jobs left; the caller holds the folder."""
+    for name in folder.names():
+        if final_name(name) != name and final_name(name) in {*files, FILE_NAME}:
+            folder.remove(name)

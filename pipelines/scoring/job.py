@@ -1,7 +1,6 @@
 """Computes predictions of samples in one Spark job that may be killed at any time and started again."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -45,10 +44,11 @@ from pipelines.scoring.source import DATASET, Source
 from pipelines.spark.connect import sent
 from pipelines.spark.session import is_local_mode
 from pipelines.spark.tasks import run_until_done, watched
-from pipelines.storage.folder import Location, StorageError
+from pipelines.storage.folder import Location
+from pipelines.storage.inventory import is_leftover
 from pipelines.storage.lease import PROGRESS_FOLDER
 from pipelines.storage.locations import redacted
-from pipelines.storage.lock import hold
+from pipelines.storage.lock import hold, tidy
 from pipelines.storage.whole_files import disk_errors
 
 _THRESHOLD = "score.threshold"
@@ -272,8 +272,8 @@ def _may_have_moved(source: Source, output: Location) -> bool:
 
 def scored_before(source: Source, output: Location) -> Scored:
     """Read the results of finished predictions, and remove the temporary files that their job left."""
-    with suppress(OSError, StorageError):  # a user who may only read them can still draw a map
-        clean_up(output, source.files)
+    has_leftovers = any(map(is_leftover, output.files()))
+    tidy(output, partial(clean_up, output, source.files), has_leftovers=has_leftovers)
     return _scored(list(find_written(output, source.files).values()), source, output, new=0)
 
 

@@ -26,10 +26,7 @@ def check_running(spark: SparkSession) -> None:
     Raises:
         RuntimeError: It has been stopped.
     """
-    if is_connect(spark):
-        stopped = bool(getattr(spark, "is_stopped", False))
-    else:
-        java: Any = spark.sparkContext._jsc
-        stopped = java is None or java.sc().isStopped()
-    if stopped:
+    connects = is_connect(spark)
+    java: Any = None if connects else spark.sparkContext._jsc
+    if getattr(spark, "is_stopped", False) if connects else java is None or java.sc().isStopped():
         raise RuntimeError("the Spark session has been stopped: make another one, and start the job again in it")

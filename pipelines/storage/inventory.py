@@ -38,6 +38,11 @@ def final_name(name: str) -> str:
     return str(path.with_name(match[1])) if match else name
 
 
+def is_leftover(name: str) -> bool:
+    """Return whether only a running or killed job has a file of this path in the output, which is finished."""
+    return final_name(name) != name or name.startswith(f"{PROGRESS_FOLDER}/")
+
+
 def refuse_foreign(where: str, names: Iterable[str], is_ours: Callable[[str], bool], advice: str) -> None:
     """Make sure that a folder holds only files of ours, complete or not.
 

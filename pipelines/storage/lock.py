@@ -3,7 +3,7 @@
 import errno
 import fcntl
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -39,6 +39,20 @@ def hold(dataset: Location) -> Iterator[Callable[[], None]]:
     finally:
         for parent in absent:
             remove_if_empty(parent)
+
+
+def tidy(output: Location, clean_up: Callable[[], object], *, has_leftovers: bool) -> None:
+    """Clean up a finished output after killed jobs, unless another job holds it or it may only be read.
+
+    Args:
+        output: A dataset, predictions or features.
+        clean_up: Removes the leftovers; called while the output is held.
+        has_leftovers: Whether there are any in the output. A lock beside it that nobody holds is removed too.
+    """
+    output = followed(output)
+    if has_leftovers or (output.is_local and output.sibling(f".{output.name}.incomplete.lock").exists()):
+        with suppress(OSError, RuntimeError), hold(output):
+            clean_up()
 
 
 def _hold_local(path: Path, dataset: Location) -> Iterator[Callable[[], None]]:

@@ -55,6 +55,11 @@ def files_of_finished(folder: Location, manifest: Manifest) -> list[str]:
     return _own_files(folder, lambda name: name in ours or _is_of_any(name))
 
 
+def leftovers_of_finished(folder: Location) -> list[str]:
+    """List the incomplete files of a finished dataset, which killed jobs left; the caller holds the dataset."""
+    return [name for name in folder.files() if final_name(name) != name and _is_of_any(final_name(name))]
+
+
 def files_of_unfinished(folder: Location, splits: Collection[str]) -> list[str]:
     """List the files of an unfinished dataset with these splits, which our mark shows to be ours.
 

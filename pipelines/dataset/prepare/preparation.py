@@ -16,6 +16,7 @@ from pipelines.dataset.format.files import (
     REPORT_FILE,
     files_of_finished,
     files_of_unfinished,
+    leftovers_of_finished,
     note_name,
     notes_in,
     remove_files,
@@ -130,11 +131,15 @@ class PreparationJob:
             and self.manifest(inventory, inventory.written) == finished.manifest
         )
 
-    def leave(self, finished: Existing, inventory: ShardInventory) -> Manifest:
-        """Leave a whole dataset unchanged; write a lost report again."""
-        assert finished.manifest is not None
+    def tidy(self, finished: Existing, inventory: ShardInventory) -> None:
+        """Remove what killed jobs left in a whole dataset, and write a lost report again; the caller holds the lock."""
+        remove_files(self.dataset, leftovers_of_finished(self.dataset))
         if REPORT_FILE not in finished.sizes:
-            self.report(inventory, inventory.written, finished.manifest)
+            self.report(inventory, inventory.written, self.manifest(inventory, inventory.written))
+
+    def leave(self, finished: Existing, inventory: ShardInventory) -> Manifest:
+        """Leave a whole dataset unchanged."""
+        assert finished.manifest is not None
         self.say(f"{self.dataset} is finished already; left as it is")
         inventory.check_repaired(self.dataset)
         return finished.manifest
@@ -150,6 +155,7 @@ class PreparationJob:
             if finished is not None:
                 inventory = self.take_inventory(index, [finished])
                 if self.is_whole(finished, inventory):
+                    self.tidy(finished, inventory)
                     return self.leave(finished, inventory)
                 self.say(f"{self.dataset} is repaired: {problems(inventory.usable)}")
             sources = [

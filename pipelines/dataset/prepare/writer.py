@@ -1,13 +1,14 @@
 """Converts an archive to a dataset in one Spark job that can be stopped, continued, and used for a repair."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 from conf.sections.dataset import PrepareConfig
 from pipelines.archives.archive import Archive
-from pipelines.dataset.format.files import check_apart
+from pipelines.dataset.format.files import REPORT_FILE, check_apart
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.dataset.prepare.preparation import PreparationJob
 from pipelines.dataset.prepare.spark_job import PrepareProgress
@@ -15,7 +16,8 @@ from pipelines.dataset.prepare.staging import clean_up, put_back, read_mark, res
 from pipelines.dataset.prepare.survey import find_finished
 from pipelines.sample import TRAINING_SPLIT
 from pipelines.storage.folder import Location
-from pipelines.storage.lock import followed, hold
+from pipelines.storage.inventory import is_leftover
+from pipelines.storage.lock import followed, hold, tidy
 from pipelines.storage.whole_files import disk_errors
 
 
@@ -105,6 +107,8 @@ def prepare_dataset(
         if finished is not None and not overwrite and read_mark(dataset) is None:
             inventory = job.take_inventory(index, [finished])
             if job.is_whole(finished, inventory):
+                untidy = any(map(is_leftover, finished.sizes)) or REPORT_FILE not in finished.sizes
+                tidy(dataset, partial(job.tidy, finished, inventory), has_leftovers=untidy)
                 return job.leave(finished, inventory)
         with hold(dataset) as still_held:
             put_back(dataset)

@@ -6,10 +6,8 @@ from contextlib import contextmanager
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
-from pyspark.sql import SparkSession
 
 from pipelines.launch.driver.failure import InfrastructureError
-from pipelines.spark.session import check_running
 
 _ANSWER_SECONDS = 5.0
 
@@ -36,18 +34,15 @@ def is_jvm_gone(context: SparkContext) -> bool:
 
 
 @contextmanager
-def naming_a_dead_jvm(spark: SparkSession | None) -> Iterator[None]:
-    """Replace py4j's errors by one clear line if the JVM has ended or the session has been stopped.
+def naming_a_dead_jvm(context: SparkContext | None) -> Iterator[None]:
+    """Replace py4j's errors by one clear line if the JVM has ended.
 
     Raises:
         SparkGoneError: The JVM has ended.
-        RuntimeError: The session has been stopped.
     """
     try:
         yield
     except (Py4JError, ConnectionError, EOFError, AttributeError) as error:
-        if spark is not None:
-            if is_jvm_gone(spark.sparkContext):
-                raise SparkGoneError from error
-            check_running(spark)
+        if context is not None and is_jvm_gone(context):
+            raise SparkGoneError from error
         raise

@@ -163,9 +163,13 @@ def drop_lost_executors(spark: SparkSession, unreachable_hosts: Collection[str] 
     Args:
         spark: Session of the executors.
         unreachable_hosts: Hosts that the driver cannot connect to: a missing answer says nothing about their state.
+
+    Raises:
+        RuntimeError: The session has been stopped.
     """
     if is_local_mode(spark):
         return
+    check_running(spark)
     for executor in _executors(spark):
         host, _, port = executor.hostPort().rpartition(":")
         # An executor that Spark has just started has no port yet.

@@ -1,5 +1,6 @@
 """The process of one rank, owned by its task; the process and all its children end with the task."""
 
+import fcntl
 import json
 import logging
 import os
@@ -27,6 +28,8 @@ _GUARD_SECONDS = 10.0
 _STACKS_SECONDS = 2.0
 _MAXIMUM_TEXT = 1 << 16
 _MARK = "GROUNDSWELL_WORKER"
+_OWNER = ".owner"
+"""File in the temporary folder of a rank; the task, its guard and the rank hold a lock on it as long as they live."""
 _RANK_MODULE = "pipelines.launch.rank.rank_main"
 _log = logging.getLogger(__name__)
 HOST_TMPDIR_VARIABLE = "GROUNDSWELL_HOST_TMPDIR"
@@ -112,7 +115,13 @@ class RankProcess:
         self._faults = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  likewise
         self._memory = _MemoryUse()
         self._is_ended = False
+        remove_abandoned_folders()
         self._folder = tempfile.mkdtemp(prefix="groundswell-")
+        # The file gets its name after the lock: what has the name is locked, or was left by a dead owner.
+        self._owner = Path(self._folder, f"{_OWNER}.new").open("w")  # noqa: SIM115  locked as long as any process has it
+        with suppress(OSError):  # without locks, nobody can prove that a folder was left
+            fcntl.flock(self._owner, fcntl.LOCK_SH)
+            Path(self._owner.name).rename(Path(self._folder, _OWNER))
         mark = secrets.token_hex(16)
         self._guard = subprocess.Popen(
             ["/bin/sh", "-c", _GUARD, "groundswell-guard", f"{_MARK}={mark}", self._folder],
@@ -120,11 +129,13 @@ class RankProcess:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={"PATH": os.environ.get("PATH", os.defpath)},
+            pass_fds=[self._owner.fileno()],
             start_new_session=True,
         )
         self.reader, writer = Pipe(duplex=False)
         orders, self._orders = Pipe(duplex=False)
-        descriptors = [writer.fileno(), self._faults.fileno(), self.result.fileno(), orders.fileno(), *memory]
+        files = (writer, self._faults, self.result, orders, self._owner)
+        descriptors = [*(each.fileno() for each in files), *memory]
         variables = {
             **os.environ,
             **rank_environment(threads),
@@ -220,13 +231,26 @@ class RankProcess:
 
     def close(self) -> None:
         """Close files and pipes, after `end`."""
-        for end in (self.reader, self._orders, self._faults, self.result):
+        for end in (self.reader, self._orders, self._faults, self.result, self._owner):
             end.close()
         with suppress(BrokenPipeError):
             self._stdin.close()
 
     def _faults_size(self) -> int:
         return os.fstat(self._faults.fileno()).st_size
+
+
+def remove_abandoned_folders() -> None:
+    """Remove the temporary folders of ranks whose task, guard and process have all died, as with their container.
+
+    Only folders of this user are removed, and only while their lock is held, which a living owner prevents. No link is
+    followed.
+    """
+    for path in Path(tempfile.gettempdir()).glob(f"groundswell-*/{_OWNER}"):
+        with suppress(OSError), path.open() as owner:  # the owner lives, or another task removes the folder
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.parent.stat().st_uid == os.getuid():
+                shutil.rmtree(path.parent)  # refuses a link
 
 
 def _start(

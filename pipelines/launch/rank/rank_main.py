@@ -1,8 +1,8 @@
 """The process of one rank: its task starts it, and it ends with the task.
 
 The process reads variables and the pickled function from standard input. Its arguments are descriptors: the pipes for
-messages and for orders, the file for stacks of a crash or a hang, and the file for the return value. With a spare,
-descriptors of the in-memory files that outlive this process follow.
+messages and for orders, the file for stacks of a crash or a hang, the file for the return value, and the locked file
+of the temporary folder. With a spare, descriptors of the in-memory files that outlive this process follow.
 """
 
 import faulthandler
@@ -44,7 +44,7 @@ class FunctionHeader:
 
 def main() -> int:
     """Run the function; return 0, or 1 if it raised."""
-    pipe, faults, results, orders, *memory = map(int, sys.argv[1:])
+    pipe, faults, results, orders, _, *memory = map(int, sys.argv[1:])
     faulthandler.enable(faults)
     faulthandler.register(signal.SIGUSR1, faults, all_threads=True)
     signal.signal(signal.SIGTERM, lambda number, frame: request_stop())

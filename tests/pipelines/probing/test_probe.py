@@ -83,10 +83,12 @@ def test_they_are_extracted_once_for_a_model_and_a_dataset(
     extract: Callable[..., Features], features: Features, logged: Any, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    assert (extract(features.folder.path.parent, said), said) == (
-        features,
-        [f"the features in {features.folder} are used again"],
-    )
+    folder, there = features.folder.path, {path.name for path in features.folder.path.iterdir()}
+    killed = [folder.with_name(f".{folder.name}.incomplete.lock"), folder / f".features.json.{'0' * 32}"]
+    for path in killed:
+        path.touch()
+    assert (extract(folder.parent, said), said) == (features, [f"the features in {features.folder} are used again"])
+    assert ({path.name for path in folder.iterdir()}, killed[0].exists()) == (there, False)
     # One byte more behind the archive is another file with the same model.
     assert extract(features.folder.path.parent, said, file=logged.file.read_bytes() + b"\n").folder != features.folder
     assert said[1].startswith("extracting the features of 56 of 56 samples")

@@ -37,6 +37,7 @@ from pipelines.spark import tasks as spark_tasks
 from pipelines.spark.tasks import LostWorkerError
 from pipelines.storage import lease
 from pipelines.storage.folder import Location
+from pipelines.storage.lock import hold
 from tests.pipelines.dataset.files import content
 
 GROUP = ImageGroup("pixels", (256, 32, 3), "float32", ("red", "green", "blue"))  # ten rows per MiB
@@ -359,6 +360,21 @@ def test_killed_after_any_step_the_same_command_continues(
         assert {path.name for path in tmp_path.iterdir()} == {"archive", "dataset", "old"}
 
     assert Kill(monkeypatch).at_every(every, world, ground, check, **settings) > 20
+
+
+def test_a_repeat_removes_what_a_job_that_was_killed_at_its_end_has_left(world: World, tmp_path: Path) -> None:
+    world.prepare()
+    dataset, mark = tmp_path / "dataset", "0" * 32
+    ours = [dataset / f".report.html.{mark}", tmp_path / ".dataset.incomplete.lock"]
+    others = [dataset / f".mine.html.{mark}", dataset / ".report.html.0123"]
+    for path in (*ours, *others):
+        path.touch()
+    with hold(Location.at(dataset)):
+        world.prepare()
+        assert [path for path in ours if not path.exists()] == [], "they may be of the job that holds the dataset"
+    ours[1].touch()
+    world.prepare()
+    assert [path for path in (*ours, *others) if path.exists()] == others
 
 
 @pytest.mark.parametrize("scene", ["fresh", "repair", "overwrite"])

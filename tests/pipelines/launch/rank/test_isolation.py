@@ -12,7 +12,7 @@ import cloudpickle
 import pytest
 
 from pipelines.launch.rank.fork_server import FORK_SERVER_VARIABLE, ForkServer
-from pipelines.launch.rank.process import RankProcess, rank_environment
+from pipelines.launch.rank.process import RankProcess, rank_environment, remove_abandoned_folders
 from pipelines.launch.rank.rank_log import RankLog
 from pipelines.launch.rank.rank_main import FunctionHeader
 from pipelines.launch.rank.report import stop_requested
@@ -69,6 +69,29 @@ def test_a_run_that_ends_well_leaves_nothing(tmp_path: Path) -> None:
         assert not alive(pid)
         wait_until(lambda child=child: not alive(child))
         assert not Path(folder).exists()
+
+
+def test_the_next_start_removes_the_folder_of_a_rank_that_has_no_process_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for folder in (tmp_path / "mine", tmp_path / "groundswell-without-owner"):
+        folder.mkdir()
+    (tmp_path / "mine" / ".owner").touch()
+    (tmp_path / "groundswell-link").symlink_to(tmp_path / "mine")
+    others = set(tmp_path.rglob("*"))
+    process = RankProcess({}, threads=1, log=RankLog())
+    left = set(tmp_path.rglob("*"))
+    for each in (process._guard, process.process):
+        remove_abandoned_folders()
+        assert set(tmp_path.rglob("*")) == left
+        each.send_signal(signal.SIGKILL)
+        each.wait()
+    remove_abandoned_folders()
+    assert set(tmp_path.rglob("*")) == left > others, "its task is alive"
+    process.close()
+    remove_abandoned_folders()
+    assert set(tmp_path.rglob("*")) == others
 
 
 def test_the_environment_is_there_before_the_function_is_unpickled(tmp_path: Path) -> None:

@@ -136,7 +136,11 @@ def test_a_dataset_is_known_by_its_content_in_another_place(run: Run, small_data
     run(opened("dataset"), output)
     (tmp_path / "dataset").rename(tmp_path / "moved")
     moved = opened("moved")
+    killed = [tmp_path / ".predictions.incomplete.lock", output.path / f".predictions.json.{'0' * 32}"]
+    for path in killed:
+        path.touch()
     assert run(moved, output).new == 0
+    assert [path for path in killed if path.exists()] == [], "a job that was killed at its end has left them"
     lost = moved.parts[0]
     output.remove(lost.file)
     message = r"other predictions \(input .*/dataset there, .*/moved asked for; input_fingerprint .* abc asked for\)"
