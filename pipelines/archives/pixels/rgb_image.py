@@ -32,6 +32,9 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 _SIDEWAYS = (5, 6, 7, 8)
+# Chunks of a PNG that decide no pixel, and the places in them where Pillow finds an orientation.
+_METADATA = (b"tEXt", b"zTXt", b"iTXt", b"eXIf", b"iCCP")
+_ORIENTED = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 # Errors of Pillow's parsers that were observed on damaged files.
 _DAMAGE = (
     OSError,
@@ -51,10 +54,11 @@ def read_rgb(
 ) -> None:
     """Decode an image into `out`, `(height, width, 3)`, in its upright orientation.
 
-    The orientation in EXIF is applied. Grey, palette and CMYK images become RGB; transparency is dropped; of 16-bit
-    samples the upper 8 bits are used. The format counts, not the suffix.
+    The orientation in EXIF is applied; metadata that cannot be read have none. Grey, palette and CMYK images become
+    RGB; transparency is dropped; of 16-bit samples the upper 8 bits are used. The format counts, not the suffix.
 
-    A PNG is checked against its checksums. A JPEG has none: truncated data is found, flipped bits mostly are not.
+    All chunks of a PNG but its metadata are checked against their checksums. A JPEG has none: truncated data is found,
+    flipped bits mostly are not.
 
     Args:
         path: Path or URL of the file.
@@ -69,14 +73,14 @@ def read_rgb(
         RuntimeError: Other code made Pillow fill truncated images with grey.
     """
     height, width = out.shape[:2]
-    with _opened(path, data) as image:
+    with _opened(path, data) as (image, data):
         if not fit and sorted(image.size) != sorted((width, height)):  # not even sideways
             raise _wrong_size(path, image, (height, width))
         if math.prod(image.size) > _MOST_PIXELS:
             raise BadRecordError(path, "too many pixels", f"{math.prod(image.size):,}, at most {_MOST_PIXELS:,}")
         # Palettes cannot be interpolated, so the conversion to RGB comes before the resizing.
         upright = _to_rgb(image)
-        orientation = image.getexif().get(_ORIENTATION)
+        orientation = _orientation(image, data)
         if orientation in _UPRIGHT:
             upright = upright.transpose(_UPRIGHT[orientation])
         if fit:
@@ -96,13 +100,14 @@ def upright_size(path: str | PathLike[str], data: bytes | None = None) -> tuple[
     Raises:
         BadRecordError: `read_rgb` would fail, as far as the header shows it.
     """
-    with _opened(path, data) as image:
+    with _opened(path, data) as (image, data):
         width, height = image.size
-        return (width, height) if image.getexif().get(_ORIENTATION) in _SIDEWAYS else (height, width)
+        return (width, height) if _orientation(image, data) in _SIDEWAYS else (height, width)
 
 
 @contextmanager
-def _opened(path: str | PathLike[str], data: bytes | None) -> Iterator[Image.Image]:
+def _opened(path: str | PathLike[str], data: bytes | None) -> Iterator[tuple[Image.Image, bytes]]:
+    """Yield an image without the metadata of a PNG, and the whole file."""
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise RuntimeError("PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set: truncated images would pass, set it to False")
     data = whole_remote(str(path)) if data is None else data
@@ -113,10 +118,11 @@ def _opened(path: str | PathLike[str], data: bytes | None) -> Iterator[Image.Ima
             data = Path(path).read_bytes()
         with DECODING, warnings.catch_warnings(action="ignore"):  # remarks about unusual metadata
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
+            pixels = _without_metadata(data)
+            with Image.open(io.BytesIO(pixels), formats=("JPEG", "PNG")) as image:
                 if image.format == "PNG":
-                    _check_png(path, data, image)
-                yield image
+                    _check_png(path, pixels, image)
+                yield image, data
     except BadRecordError:
         raise
     except UnidentifiedImageError as error:  # its text contains a memory address
@@ -130,8 +136,32 @@ def _opened(path: str | PathLike[str], data: bytes | None) -> Iterator[Image.Ima
 def _check_png(path: str | PathLike[str], data: bytes, image: Image.Image) -> None:
     if getattr(image, "is_animated", False):
         raise BadRecordError(path, "animated image", f"{getattr(image, 'n_frames', 0)} frames")
-    with Image.open(io.BytesIO(data), formats=("PNG",)) as again:
-        again.verify()  # every chunk's checksum, which decoding skips; the image cannot be used afterwards
+    # Every chunk's checksum, which decoding skips; the image cannot be used afterwards.
+    Image.open(io.BytesIO(data), formats=("PNG",)).verify()
+
+
+def _without_metadata(data: bytes) -> bytes:
+    """Return a PNG without chunks that could hide its pixels by errors or huge texts; other data are not changed."""
+    if data[1:4] != b"PNG":
+        return data
+    kept, start, kind = [data[:8]], 8, b""
+    while start < len(data) and kind != b"IEND":
+        end = start + 12 + int.from_bytes(data[start : start + 4])  # length, kind and checksum have 4 bytes each
+        kind = data[start + 4 : start + 8]
+        if kind not in _METADATA:
+            kept.append(data[start:end])
+        start = end
+    return b"".join(kept)
+
+
+def _orientation(image: Image.Image, data: bytes) -> int | None:
+    """Return the orientation in the metadata of the whole file; None if they contain none or cannot be read."""
+    with suppress(*_DAMAGE):
+        if any(place in data for place in _ORIENTED):
+            Image.open(io.BytesIO(data), formats=("JPEG", "PNG")).verify()
+            image = Image.open(io.BytesIO(data), formats=("JPEG", "PNG"))
+        return image.getexif().get(_ORIENTATION)
+    return None
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
