@@ -20,7 +20,14 @@ from pipelines.tracking.models.card import model_card
 from pipelines.tracking.models.model_metadata import ModelMetadata
 from pipelines.tracking.models.registry import Promotion, name_in, promote, registry_client, registry_uri
 from pipelines.tracking.store.private import chosen_registry
-from pipelines.tracking.store.store import TrackedRun, TrackingError, readable_errors, reason_of, tracking_uri
+from pipelines.tracking.store.store import (
+    TrackedRun,
+    TrackingError,
+    readable_errors,
+    reason_of,
+    short_waits,
+    tracking_uri,
+)
 
 if hasattr(MlflowClient, "create_logged_model"):
     from pipelines.tracking.models.logged_models import beside, log_once, resolved
@@ -129,8 +136,8 @@ def load_model(uri: str) -> tuple["keras.Model", ModelMetadata]:
         RuntimeError: The tracking server cannot be reached.
     """
     with using_store(tracking_uri(), name_in(uri)), readable_errors(uri):
-        found = known_uri(uri)
-        return mlflow.keras.load_model(found), model_metadata(found)
+        metadata = model_metadata(uri)  # fails quickly if the store does not answer
+        return mlflow.keras.load_model(known_uri(uri)), metadata
 
 
 def model_metadata(uri: str) -> ModelMetadata:
@@ -140,7 +147,7 @@ def model_metadata(uri: str) -> ModelMetadata:
         ValueError: The store has no such model.
         RuntimeError: The tracking server cannot be reached.
     """
-    with using_store(tracking_uri(), name_in(uri)), readable_errors(uri):
+    with using_store(tracking_uri(), name_in(uri)), readable_errors(uri), short_waits():
         info = Model.load(known_uri(uri))
         return ModelMetadata.from_json({**(info.metadata or {}), "run_id": info.run_id})
 

@@ -6,7 +6,6 @@ from typing import Literal
 
 from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage, Run
-from mlflow.exceptions import MlflowException
 
 from pipelines.machine.console import escape
 from pipelines.storage.locations import redacted
@@ -127,7 +126,7 @@ def page_of(run: TrackedRun) -> str | None:
     try:
         with short_waits():
             experiment = runs_client(run.uri).get_run(run.run_id).info.experiment_id
-    except (MlflowException, OSError):
+    except Exception:  # same as in `runs.end_run`
         return None
     if host is not None:
         return f"{host.rstrip('/')}/ml/experiments/{experiment}/runs/{run.run_id}"

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, Experiment, InputTag, LifecycleStage, Param, RunTag
-from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from pipelines.storage.locations import redacted
@@ -226,9 +225,9 @@ def end_run(run: TrackedRun, status: Status, ended: int | None = None) -> None:
         TrackingError: The store does not answer or refuses.
     """
     try:
-        with short_waits():
+        with readable_errors(run.uri), short_waits():
             runs_client(run.uri).set_terminated(run.run_id, status, ended)
-    except (MlflowException, OSError) as error:  # errors of `requests` are OSErrors
+    except Exception as error:  # MLflow's HTTP and storage libraries each have their own errors too
         raise TrackingError(reason_of(error)) from None
 
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import mlflow
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException, RestException
 
+from pipelines.machine.console import printable
 from pipelines.storage.locations import redacted
 from pipelines.tracking.store import databricks
 
@@ -26,6 +28,8 @@ REQUEST_SECONDS = 5
 _HTTP_CREDENTIALS = re.compile(r"(https?://)([^:/\[]*):(?!\d*[/?#])(.*)@([^@/?#]+[^@]*)", re.IGNORECASE | re.DOTALL)
 _QUOTED = re.compile("(%[0-9A-Fa-f]{2})")
 _ADDRESS = "MLFLOW_TRACKING_URI"
+_READS_ANSWERS = ("mlflow.", "google.protobuf.")
+"""Packages whose own errors come from JSON that is no answer of MLflow."""
 _RETRIES, _TIMEOUT = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"
 
 
@@ -198,21 +202,33 @@ def short_waits(timeout: int = REQUEST_SECONDS, retries: int = 1) -> Iterator[No
 
 @contextmanager
 def readable_errors(what: str) -> Iterator[None]:
-    """Turn MLflow's errors into one line: TrackingError if the store does not answer, else ValueError about `what`."""
+    """Turn MLflow's errors into one line: TrackingError if no store answers, else ValueError about `what`."""
     try:
         yield
     except MlflowException as error:
         reason = reason_of(error)
+        if reason.startswith("API request to endpoint"):  # the answer of a proxy or of another program
+            raise _no_server(reason) from None
         if not isinstance(error, RestException) and reason.startswith("API request to"):
             raise TrackingError(f"no answer from MLflow, see MLFLOW_TRACKING_URI: {reason}") from None
         raise ValueError(f"{redacted(what)}: {reason}") from None
     except Exception as error:
         # MLflow 2 does not convert errors of its database, such as a missing file.
-        if not type(error).__module__.startswith("sqlalchemy."):
+        if type(error).__module__.startswith("sqlalchemy."):
+            raise ValueError(f"{redacted(what)}: MLflow's store cannot be opened: {reason_of(error)}") from None
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if is_file_store(tracking_uri()) or not frame.f_globals["__name__"].startswith(_READS_ANSWERS):
             raise
-        raise ValueError(f"{redacted(what)}: MLflow's store cannot be opened: {reason_of(error)}") from None
+        raise _no_server(reason_of(error)) from None
+
+
+def _no_server(reason: str) -> TrackingError:
+    return TrackingError(
+        f"{redacted(tracking_uri())} does not answer as an MLflow server: set MLFLOW_TRACKING_URI to one, or train "
+        f"with tracking.offline=true ({reason})"
+    )
 
 
 def reason_of(error: Exception) -> str:
-    """Return an error's first line, without secrets."""
-    return redacted((str(error).splitlines() or [type(error).__name__])[0])[:300]
+    """Return an error's first line, printable and without secrets."""
+    return printable(redacted((str(error).splitlines() or [type(error).__name__])[0]))[:300]

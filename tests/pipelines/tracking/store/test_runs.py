@@ -1,14 +1,21 @@
+import os
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import mlflow
 import pytest
 from mlflow import MlflowClient
 from mlflow.tracking import fluent
 
+from pipelines.machine.console import printable
+from pipelines.tracking.models.models import model_metadata
 from pipelines.tracking.store import queries, runs
 from pipelines.tracking.store.experiments import chosen_experiment, experiment_of
-from pipelines.tracking.store.recorded import recorded_training
-from pipelines.tracking.store.store import TrackedRun
+from pipelines.tracking.store.recorded import recorded_training, recorded_trainings
+from pipelines.tracking.store.served import find_model
+from pipelines.tracking.store.store import TrackedRun, TrackingError
 
 
 def test_an_unknown_run_cannot_be_continued(run: TrackedRun) -> None:
@@ -20,6 +27,77 @@ def test_a_server_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with pytest.raises(RuntimeError, match="MLFLOW_TRACKING_URI"):
         runs.start_run("tests", None, {}, {})
+
+
+class OtherServer(BaseHTTPRequestHandler):
+    """A server that is none of MLflow's, and gives each request the same answer."""
+
+    answer = b""
+
+    def do_GET(self) -> None:
+        retries.add(os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"])
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.wfile.write(b"HTTP/1.0 " + self.answer)
+
+    do_POST = do_PATCH = do_GET  # noqa: N815
+
+
+retries: set[str] = set()
+"""How often MLflow was to repeat its requests."""
+
+
+@pytest.fixture(scope="module")
+def other_server() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), OtherServer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://user:SECRET@127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+SECRETS = r"\u001b]0;title\u0007\u001b[31m\nhttp://u:SECRET@h/x?token=SECRET"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"200 OK\r\n\r\n<html>proxy\x1b[31m</html>",
+        b"404 Not Found\r\n\r\n<html>proxy\n</html>",
+        b"503 Busy\r\n\r\n<html>SECRET</html>",
+        b"200 OK\r\n\r\n" + b"[" * 100_000,
+        b"200 OK\r\n\r\n" + b'{"run":' * 100_000,
+        b"200 OK\r\n\r\n" + bytes(range(256)),
+        b"500 Error\r\n\r\n" + bytes(range(256)),
+        b'400 Bad\r\n\r\n{"error_code": "INVALID_STATE", "message": "%s"}' % SECRETS.encode(),
+        b'400 Bad\r\n\r\n{"error_code": [1], "message": {}}',
+        b'200 OK\r\n\r\n{"experiment": 3, "experiments": 3, "run": 3, "runs": 3, "run_info": 3, "model_versions": 3}',
+    ],
+)
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda run: runs.check_store("tests"),
+        lambda run: runs.start_run("tests", None, {}, {}),
+        lambda run: runs.end_run(run, "FINISHED"),
+        lambda run: queries.unfinished_runs("tests"),
+        lambda run: recorded_trainings("tests", "", children=False, groups=(), metrics=()),
+        lambda run: find_model(f"runs:/{run.run_id}/model"),
+        lambda run: find_model("models:/name/latest"),
+        lambda run: model_metadata(f"runs:/{run.run_id}/model"),
+    ],
+)
+def test_an_answer_that_is_not_mlflows_is_one_line_at_once(
+    answer: bytes, ask: Callable[[TrackedRun], object], other_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", other_server)
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
+    monkeypatch.setattr(OtherServer, "answer", answer)
+    run = TrackedRun(other_server, "a" * 32)
+    with pytest.raises((ValueError, TrackingError)) as caught:
+        ask(run)
+    text = str(caught.value)
+    assert (printable(text), "\n" in text, "SECRET" in text, retries) == (text, False, False, {"1"})
+    assert answer.startswith((b"4", b"5")) or ("127.0.0.1" in text and "tracking.offline=true" in text)
+    assert queries.page_of(run) is None
 
 
 @pytest.mark.parametrize("deleted", ["run", "experiment"])
