@@ -1,7 +1,8 @@
 """Columns of DataFrames by their exact names, whatever characters these have."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
 
@@ -23,3 +24,22 @@ def select_columns(frame: DataFrame, names: Sequence[str]) -> DataFrame:
         if len(alike) > 1:
             raise ValueError(f"the DataFrame has the columns {', '.join(map(repr, alike))}: rename all but one")
     return frame.select(*map(quoted, names))
+
+
+def map_columns(
+    frame: DataFrame,
+    names: Sequence[str],
+    function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    schema: str,
+) -> DataFrame:
+    """Apply a function to columns of a frame, as `mapInArrow` does, which reads a dot in a name as a field of a struct.
+
+    Raises:
+        ValueError: `select_columns` fails.
+    """
+
+    def renamed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return function(pa.RecordBatch.from_arrays(batch.columns, list(names)) for batch in batches)
+
+    numbered = select_columns(frame, names).toDF(*(f"column_{number}" for number in range(len(names))))
+    return numbered.mapInArrow(renamed, schema)  # type: ignore[arg-type]

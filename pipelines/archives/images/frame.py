@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from pipelines.archives.images.parquet_files import INCOMPLETE
-from pipelines.spark.columns import select_columns
+from pipelines.spark.columns import map_columns, select_columns
 from pipelines.storage.folder import Location
 
 _ROWS_OF_A_GROUP = 64  # reading one image decodes its whole row group
@@ -34,8 +34,7 @@ def write_frame(
         ValueError: The folder has content, or an interrupted call wrote into it; or the DataFrame lacks one of the
             columns, has it twice, or has no rows.
     """
-    chosen = select_columns(frame, columns)
-    check(to_arrow_schema(chosen.schema))
+    check(to_arrow_schema(select_columns(frame, columns).schema))
     names = root.names()
     if INCOMPLETE in names:
         raise ValueError(
@@ -49,7 +48,7 @@ def write_frame(
         )
     root.make()
     root.write(INCOMPLETE, b"")
-    written = chosen.mapInArrow(functools.partial(_write_part, root=root), "rows long").collect()
+    written = map_columns(frame, columns, functools.partial(_write_part, root=root), "rows long").collect()
     rows = sum(int(row.rows) for row in written)
     root.remove(INCOMPLETE)
     if rows == 0:

@@ -36,7 +36,7 @@ from pipelines.machine.versions import check_this_executor, imported_version
 from pipelines.scoring.output.write import PREDICTION_SCHEMA, as_lists, label_names
 from pipelines.scoring.predict.model import ModelDescription, describe
 from pipelines.scoring.predict.predictor import Predict, keras_predictor
-from pipelines.spark.columns import quoted, select_columns
+from pipelines.spark.columns import map_columns, quoted, select_columns
 from pipelines.spark.connect import SentFile, send
 from pipelines.tracking.store.served import find_model, read_model_file
 
@@ -112,7 +112,7 @@ def score_frame(
                 table = table.append_column(PREDICTION_SCHEMA.field(name).with_nullable(True), value)
             yield from table.combine_chunks().to_batches()
 
-    return select_columns(frame, list(dict.fromkeys((*keep, *inputs)))).mapInArrow(score, schema)  # type: ignore[arg-type]
+    return map_columns(frame, list(dict.fromkeys((*keep, *inputs))), score, schema)
 
 
 def fixed_batches(
@@ -225,7 +225,7 @@ def flat_columns(frame: DataFrame, model_uri: str, *, keep: Sequence[str] = ("id
         for batch in batches:
             yield from flattened(batch, fields, keep).combine_chunks().to_batches()
 
-    return select_columns(frame, [*keep, *fields]).mapInArrow(flatten, schema)  # type: ignore[arg-type]
+    return map_columns(frame, [*keep, *fields], flatten, schema)
 
 
 def flattened(batch: pa.RecordBatch, fields: Fields, keep: Sequence[str]) -> pa.Table:

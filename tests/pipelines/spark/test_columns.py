@@ -3,13 +3,15 @@
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.spark.columns import select_columns
+from pipelines.spark.columns import map_columns, select_columns
 
 
 def test_columns_are_found_by_their_exact_names(spark: SparkSession) -> None:
     frame = spark.createDataFrame([(1, 2, 3)], "`a.b` int, `c``d` int, `e f` int")
     chosen = select_columns(frame, ["c`d", "a.b"])
-    assert (chosen.columns, [tuple(row) for row in chosen.collect()]) == (["c`d", "a.b"], [(2, 1)])
+    mapped = map_columns(frame, ["c`d", "a.b"], lambda batches: batches, "`c``d` int, `a.b` int")
+    for found in (chosen, mapped):
+        assert (found.columns, [tuple(row) for row in found.collect()]) == (["c`d", "a.b"], [(2, 1)])
 
 
 @pytest.mark.parametrize(
