@@ -83,11 +83,11 @@ bench: $(READY) ## Run one benchmark: make bench NAME=train; ARGS=... are its ow
 	  $(BIN)/python tests/benchmarks/$(NAME).py $(ARGS); \
 	fi
 
-ui: $(READY) ## Open MLflow's page on the runs in mlruns/
-	@case "$${MLFLOW_TRACKING_URI:-}" in http*) echo "the runs are at MLFLOW_TRACKING_URI"; exit 0 ;; esac; \
+ui: $(READY) ## Open MLflow's page on the recorded runs
+	@store="$$($(BIN)/python -c 'from pipelines.tracking.store.store import tracking_uri; print(tracking_uri())')"; \
+	  case "$$store" in http*|databricks*) echo "the runs are at MLFLOW_TRACKING_URI"; exit 0 ;; esac; \
 	  echo "http://127.0.0.1:$(PORT)/#/experiments?workflowType=machine_learning (Ctrl-C ends it)"; \
-	  export MLFLOW_BACKEND_STORE_URI="$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlruns/mlflow.db}"; \
-	  exec $(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT)
+	  MLFLOW_BACKEND_STORE_URI="$$store" exec $(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT)
 
 # The demo's folders are removed where its generated archive shows that they are the demo's. Those of your own archive
 # (demo-*) stay.

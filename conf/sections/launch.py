@@ -54,7 +54,7 @@ class LaunchConfig(Section):
 
 
 class TrackingConfig(Section):
-    """The settings of MLflow; the store is MLFLOW_TRACKING_URI, or sqlite under `mlruns/`."""
+    """The settings of MLflow; the store is MLFLOW_TRACKING_URI, or MLflow's default."""
 
     experiment: str | None = Field(default=None, min_length=1)
     """Experiment of the run, created if it does not exist. Null: the active one (mlflow.set_experiment,

@@ -19,7 +19,7 @@ from pipelines.storage.locations import redacted_traceback
 from pipelines.tracking.models.card import model_card
 from pipelines.tracking.models.model_metadata import ModelMetadata
 from pipelines.tracking.models.registry import Promotion, name_in, promote, registry_client, registry_uri
-from pipelines.tracking.store.private import chosen_registry
+from pipelines.tracking.store.private import chosen_registry, chosen_store
 from pipelines.tracking.store.store import (
     TrackedRun,
     TrackingError,
@@ -164,7 +164,7 @@ def using_store(uri: str, registered_name: str | None = None) -> Iterator[None]:
     """
     before = {name: os.environ.get(name) for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")}
     registry = None if registered_name is None else registry_uri(uri, registered_name)
-    chosen = chosen_registry()
+    store_before, registry_before = chosen_store(), chosen_registry()
     mlflow.set_tracking_uri(uri)
     try:
         if registry is not None:
@@ -172,8 +172,8 @@ def using_store(uri: str, registered_name: str | None = None) -> Iterator[None]:
         yield
     finally:
         if registry is not None:
-            mlflow.set_registry_uri(chosen)  # type: ignore[arg-type]  # None: MLflow chooses by itself again
-        mlflow.set_tracking_uri(None)  # type: ignore[arg-type]  # MLflow reads the environment again
+            mlflow.set_registry_uri(registry_before)  # type: ignore[arg-type]  # None: MLflow chooses by itself again
+        mlflow.set_tracking_uri(store_before)  # type: ignore[arg-type]  # None: MLflow reads the environment again
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)

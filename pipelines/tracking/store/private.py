@@ -2,6 +2,12 @@
 
 from mlflow.tracking import fluent
 from mlflow.tracking._model_registry import utils
+from mlflow.tracking._tracking_service import utils as service
+
+
+def chosen_store() -> str | None:
+    """Return the store's address that was set in this process; None: MLflow reads the environment."""
+    return service._tracking_uri
 
 
 def chosen_registry() -> str | None:

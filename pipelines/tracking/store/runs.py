@@ -4,6 +4,7 @@ import getpass
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Literal
 
 from mlflow import MlflowClient
@@ -19,6 +20,7 @@ from pipelines.tracking.store.store import (
     TrackedRun,
     TrackingError,
     check_writable,
+    local_store,
     readable_errors,
     reason_of,
     runs_client,
@@ -49,8 +51,8 @@ def check_store(experiment: str | None = None) -> str:
     """
     uri = tracking_uri()
     check_writable(uri)
-    file = sqlite_file(uri)
-    if file is not None and not file.exists():
+    path = local_store(uri)
+    if path is not None and not path.exists():
         return f"{redacted(uri)}, which the first run creates"
     with readable_errors(uri), short_waits():
         client = runs_client(uri)
@@ -301,6 +303,6 @@ def _experiment_id(client: MlflowClient, uri: str, name: str) -> str:
                 client.set_experiment_tag(experiment.experiment_id, key, value)
         return str(experiment.experiment_id)
     file = sqlite_file(uri)
-    # Artifacts are beside the database; MLflow's default would depend on the working directory.
-    artifacts = None if file is None else (file.parent / "artifacts").as_uri()
+    # Artifacts are beside the database. MLflow's own place for them is `mlruns` in the working directory.
+    artifacts = None if file is None or file.parent == Path.cwd() else (file.parent / "artifacts").as_uri()
     return str(client.create_experiment(name, artifact_location=artifacts, tags=_KIND))

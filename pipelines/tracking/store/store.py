@@ -3,10 +3,12 @@
 import logging
 import os
 import re
+import sqlite3
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -31,6 +33,7 @@ _ADDRESS = "MLFLOW_TRACKING_URI"
 _READS_ANSWERS = ("mlflow.", "google.protobuf.")
 """Packages whose own errors come from JSON that is no answer of MLflow."""
 _RETRIES, _TIMEOUT = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"
+_log = logging.getLogger(__name__)
 
 
 class TrackingError(RuntimeError):
@@ -52,17 +55,21 @@ class TrackedRun:
 
 
 def tracking_uri() -> str:
-    """Return `MLFLOW_TRACKING_URI`, the workspace on Databricks, or a sqlite file under `mlruns/` in this folder.
+    """Return the store that MLflow itself uses, so that a user's own client finds our runs.
 
-    `mlflow.set_tracking_uri` also sets that variable; if it does not, its own value is read. A relative path of a
-    sqlite file or a folder becomes absolute, because workers have another working directory. User and password of an
-    HTTP address, up to its last `@`, are quoted if necessary; a path must write `@` as `%40`. Each `%XX` stays.
+    This is the one of `mlflow.set_tracking_uri` or `MLFLOW_TRACKING_URI`, else the workspace on Databricks, else
+    MLflow's default in this folder: a file `mlflow.db`, or `mlruns/` in older versions of MLflow. Runs in our own
+    earlier default are named. A relative path of a sqlite file or a folder becomes absolute, because workers have
+    another working directory. User and password of an HTTP address, up to its last `@`, are quoted if necessary; a
+    path must write `@` as `%40`. Each `%XX` stays.
 
     Raises:
         ValueError: The address is one of a registry, such as `databricks-uc`.
     """
-    uri = os.environ.get(_ADDRESS) or _set_in_this_process()
-    uri = uri or (databricks.URI if databricks.is_in_runtime() else _default_uri())
+    uri = str(mlflow.get_tracking_uri())
+    if not mlflow.is_tracking_uri_set():  # type: ignore[no-untyped-call]
+        uri = databricks.URI if databricks.is_in_runtime() else uri
+        _name_earlier_store(uri, Path("mlruns/mlflow.db").absolute())
     databricks.refuse_registry(uri)
     scheme, separator, path = uri.partition(":///")
     if separator and scheme.startswith("sqlite") and path and not path.startswith(("/", ":memory:")):
@@ -74,10 +81,17 @@ def tracking_uri() -> str:
     return _HTTP_CREDENTIALS.sub(_with_quoted_credentials, uri)
 
 
-def _set_in_this_process() -> str:
-    """Return the address passed to `mlflow.set_tracking_uri`; empty: none. Up to MLflow 2.13 no variable has it."""
-    is_set = mlflow.is_tracking_uri_set()  # type: ignore[no-untyped-call]
-    return str(mlflow.get_tracking_uri()) if is_set else ""
+@cache
+def _name_earlier_store(used: str, earlier: Path) -> None:
+    """Log, once for each folder, that our earlier default store has runs, and how to keep it."""
+    if not earlier.is_file():
+        return
+    with suppress(sqlite3.Error), closing(sqlite3.connect(f"{earlier.as_uri()}?mode=ro", uri=True)) as database:
+        if database.execute("SELECT 1 FROM runs LIMIT 1").fetchone():
+            _log.warning(
+                "%s has runs, and the store is %s now, as in MLflow itself: to keep the earlier one, set %s=sqlite:///%s",
+                earlier, used, _ADDRESS, earlier,
+            )  # fmt: skip
 
 
 def quote_environment(uri: str) -> None:
@@ -102,7 +116,12 @@ def _quoted(text: str) -> str:
 def sqlite_file(uri: str) -> Path | None:
     """Return the file of a store in sqlite, whose address may end with a query, `?timeout=60`; None: another store."""
     scheme, separator, path = uri.partition(":///")
-    return Path(path.partition("?")[0]) if separator and scheme.startswith("sqlite") else None
+    return Path(unquote(path.partition("?")[0])) if separator and scheme.startswith("sqlite") else None
+
+
+def local_store(uri: str) -> Path | None:
+    """Return the absolute path of a store in a sqlite file or a folder; None: another store."""
+    return Path("/", sqlite_file(uri) or unquote(uri.removeprefix("file:"))) if is_file_store(uri) else None
 
 
 def check_writable(uri: str) -> None:
@@ -111,19 +130,15 @@ def check_writable(uri: str) -> None:
     Raises:
         RuntimeError: The store cannot be written; the text says which path.
     """
-    if not is_file_store(uri):
+    path = local_store(uri)
+    if path is None:
         return
-    path = Path("/", sqlite_file(uri) or uri.removeprefix("file:"))
     existing = path if path.exists() else next(parent for parent in path.parents if parent.exists())
     # SQLite creates a journal beside its file.
     for needed in {existing, existing.parent if existing.is_file() else existing}:
         if not os.access(needed, os.W_OK | (os.X_OK if needed.is_dir() else 0)):
             missing = "" if path.exists() else " does not exist, and"
             raise RuntimeError(f"MLflow's store {redacted(uri)}{missing} cannot be written: see the rights of {needed}")
-
-
-def _default_uri() -> str:
-    return f"sqlite:///{Path('mlruns').absolute()}/mlflow.db"
 
 
 def worker_environment() -> dict[str, str]:
@@ -171,7 +186,8 @@ def show_command(run: TrackedRun) -> str:
     if databricks.is_databricks(run.uri):
         return "see the page of the run in the workspace"
     project = Path(__file__).parents[3]
-    if run.uri == _default_uri() and project == Path.cwd() and (project / "Makefile").is_file():
+    is_default = not mlflow.is_tracking_uri_set() and run.uri == tracking_uri()  # type: ignore[no-untyped-call]
+    if is_default and project == Path.cwd() and (project / "Makefile").is_file():
         return "make ui"
     return f"mlflow ui --host 127.0.0.1 --backend-store-uri {redacted(run.uri)}"
 

@@ -1,18 +1,45 @@
 import os
 import re
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from urllib.parse import unquote
 
 import mlflow
 import pytest
 
-from pipelines.tracking.store import store
+from pipelines.tracking.models.models import using_store
+from pipelines.tracking.store import runs, store
 
 
-def test_the_default_store_is_sqlite_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("folder", "earlier_runs"), [("here", 0), ("my runs", 2)])
+def test_a_users_own_client_finds_our_runs(
+    new_store: Callable[[Path], str],
+    project: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    folder: str,
+    earlier_runs: int,
+) -> None:
+    """MLflow's default store is used, also by `make ui`, and runs in our earlier default are named."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.chdir(tmp_path)
-    assert store.tracking_uri() == f"sqlite:///{tmp_path}/mlruns/mlflow.db"
+    here = tmp_path / folder
+    earlier = new_store(here / "mlruns" / "mlflow.db")
+    for _ in range(earlier_runs):
+        mlflow.MlflowClient(earlier).create_run("0")
+    new_store(here / "mlflow.db")
+    monkeypatch.chdir(here)
+    run = runs.start_run("tests", None, {}, {})
+    [found] = mlflow.search_runs(experiment_names=["tests"], output_format="list")
+    assert found.info.run_id == run.run_id
+    assert f"{here}/mlruns/{found.info.experiment_id}/" in unquote(found.info.artifact_uri)
+    assert runs.check_store() == f"{run.uri} answers"
+    named = [record.getMessage() for record in caplog.records if record.name == store.__name__]
+    keeps = f"has runs, and the store is {run.uri} now, as in MLflow itself: to keep the earlier one, set"
+    assert named == [f"{here}/mlruns/mlflow.db {keeps} MLFLOW_TRACKING_URI={earlier}"] * bool(earlier_runs)
+    ignored = (project / ".gitignore").read_text().splitlines()
+    assert {"/mlflow.db*", "/mlruns/"} <= {*ignored}
 
 
 @pytest.mark.parametrize(
@@ -77,7 +104,7 @@ def test_a_run_does_not_show_the_address_of_its_store() -> None:
     ("uri", "file", "sqlite"),
     [
         ("sqlite:////p/mlflow.db", True, Path("/p/mlflow.db")),
-        ("sqlite:////p/mlflow.db?timeout=60", True, Path("/p/mlflow.db")),
+        ("sqlite:////p/my%20runs/mlflow.db?timeout=60", True, Path("/p/my runs/mlflow.db")),
         ("mlruns", True, None),
         ("file:///p/mlruns", True, None),
         ("https://host", False, None),
@@ -114,6 +141,9 @@ def test_a_notebooks_store_is_the_one_that_is_used(monkeypatch: pytest.MonkeyPat
             ("databricks", "databricks"),
         ):
             mlflow.set_tracking_uri(uri)
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://of.the.environment")  # MLflow 2.13 leaves it as it was
+            with using_store("http://of.a.call"):
+                pass
             assert store.tracking_uri() == expected
     finally:
         mlflow.set_tracking_uri(None)
