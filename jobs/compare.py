@@ -211,7 +211,8 @@ def lines_of(compared: Comparison) -> list[str]:
         lines.append(f"{'':>4}{compared.metric:>17} {'time':>8} {'bytes':>8}  group")
         rows = recipe_rows(part)
         for row in rows[:_SHOWN]:
-            marks = f"  ({shorten(row['mark'], _LONGEST_TROUBLE)})" if row["mark"] else ""
+            means = f"; with the diverged {row['with_diverged']}" if row["diverged"] else ""
+            marks = f"  ({shorten(row['mark'], _LONGEST_TROUBLE)}{means})" if row["mark"] else ""
             lines.append(
                 f"{row['number']:>3} {row['score']:>17} {row['time']:>8} {row['bytes']:>8}  {row['label']}{marks}"
             )

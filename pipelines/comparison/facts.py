@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from models.schedules import SCALINGS, scaled_learning_rate
 from pipelines.comparison.run import EPOCH, PAYLOAD, SCORES, SECONDS, STEP, ComparedRun, best_row
 
+NEAR_CHANCE = 0.98
+"""A training diverged if its last training loss is at least this fraction of that of equal probabilities."""
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -130,11 +133,11 @@ def number(text: str | None) -> float | None:
 def _trouble(run: ComparedRun) -> str:
     if run.is_diverged:
         return f"diverged: {run.diverged}"
-    losses = [value for value in run.history.get("train/loss", []) if value is not None]
-    # With pretrained weights the loss is low from the first epoch on, and may end slightly above that.
-    is_new = "warm_start.source" not in run.settings
-    if is_new and len(losses) > 1 and losses[-1] > losses[0]:
-        return f"diverged: the training loss ended above its first epoch's, {losses[-1]:.4g} > {losses[0]:.4g}"
+    losses, chance = run.history.get("train/loss", []), run.chance_loss
+    if losses and losses[-1] is None:
+        return "diverged: the last training loss is not finite"
+    if chance is not None and len(losses) > 1 and (losses[-1] or 0.0) >= NEAR_CHANCE * chance:
+        return f"diverged: the last training loss is at chance level, {losses[-1]:.4g} of {chance:.4g}"
     return "" if run.status == "FINISHED" else run.status.lower()
 
 

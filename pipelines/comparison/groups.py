@@ -5,12 +5,13 @@ defaults.
 """
 
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from conf.keys import find, nested
 from pipelines.comparison.facts import Facts, facts_of, number
@@ -27,8 +28,13 @@ _FIRST = (
     "optimizer.scaling",
     "schedule.warmup.name",
     "training.precision",
+    "model.name",
+    "model.depth",
+    "training.epochs",
 )
-"""Settings that a label contains if the groups differ in them."""
+"""Settings that come first in a label."""
+_FOLLOWING = ("micro_batches_per_step", "training.batch_size_per_worker")
+"""Settings that follow from the global batch and the workers, or determine them."""
 _WORDS = {
     "global_batch_size": "batch",
     "launch.num_workers": "workers",
@@ -97,18 +103,23 @@ class Group:
         return sum(facts.is_diverged for facts in self.members)
 
     @property
-    def troubles(self) -> list[str]:
-        """The reasons why trainings have no score, each once."""
-        return list(dict.fromkeys(facts.trouble for facts in self.members if facts.trouble))
+    def score_with_diverged(self) -> Spread | None:
+        """The same as `score`, together with the trainings that diverged; None if there are none."""
+        return self.spread(lambda facts: facts.best, diverged=True) if self.diverged else None
 
     @property
     def seeds(self) -> int:
         """Number of seeds; a seed may have been trained several times."""
         return len({_seed(facts) for facts in self.members})
 
-    def spread(self, value: Callable[[Facts], float | None]) -> Spread | None:
-        """Return mean and deviation of a value over the seeds of trainings that ended well; None if there is none."""
-        values = self._by_seed(value)
+    def spread(self, value: Callable[[Facts], float | None], *, diverged: bool = False) -> Spread | None:
+        """Return mean and deviation of a value over the seeds of trainings that ended well; None if there is none.
+
+        Args:
+            value: The value of a training.
+            diverged: Whether trainings that diverged are included.
+        """
+        values = self._by_seed(value, diverged=diverged)
         if not values:
             return None
         deviation = statistics.stdev(values) if len(values) > 1 else None
@@ -133,11 +144,11 @@ class Group:
             payload_bytes=_mean(of(PAYLOAD)),
         )
 
-    def _by_seed(self, value: Callable[[Facts], float | None]) -> list[float]:
+    def _by_seed(self, value: Callable[[Facts], float | None], *, diverged: bool = False) -> list[float]:
         """Return a value for each seed: the mean over its trainings that ended well and have the value."""
         found: dict[str, list[float]] = {}
         for facts in self.members:
-            if facts.counts and (one := value(facts)) is not None:
+            if (facts.counts or (diverged and facts.is_diverged)) and (one := value(facts)) is not None:
                 found.setdefault(_seed(facts), []).append(one)
         return [statistics.fmean(values) for values in found.values()]
 
@@ -159,6 +170,11 @@ class DatasetGroups:
     common: int
     """Number of settings that are the same in all groups."""
 
+    @property
+    def named(self) -> list[str]:
+        """The settings that differ, without those that only follow from others."""
+        return named_keys([group.settings for group in self.groups], self.differing)
+
     @cached_property
     def baselines(self) -> dict[tuple[tuple[str, str], ...], Group]:
         """The baseline group of the speed-up, by network; a network without times has none."""
@@ -167,6 +183,26 @@ class DatasetGroups:
             key=lambda group: (group.first.workers or math.inf, group.first.global_batch_size or math.inf, group.number)
         )
         return {_network(group): group for group in reversed(timed)}
+
+
+class Trouble(NamedTuple):
+    """One reason why trainings have no score."""
+
+    kind: str
+    """`diverged`, or the status, such as `failed`."""
+    reason: str
+    """What happened, in the first of the trainings; may be empty."""
+    members: list[Facts]
+
+
+def troubles_of(members: Sequence[Facts]) -> list[Trouble]:
+    """Return the reasons why trainings have no score; texts that differ only in their numbers are one reason."""
+    found: dict[str, Trouble] = {}
+    for facts in members:
+        if facts.trouble:
+            kind, _, reason = facts.trouble.partition(": ")
+            found.setdefault(re.sub(r"\d[\d.e+-]*", "", facts.trouble), Trouble(kind, reason, [])).members.append(facts)
+    return list(found.values())
 
 
 def parts_of(runs: Sequence[ComparedRun], metric: str) -> list[DatasetGroups]:
@@ -199,7 +235,7 @@ def labels_of(settings: Sequence[dict[str, str]], differing: Sequence[str]) -> l
 
     A value that most choices share is left out; labels always contain optimizer and batch size.
     """
-    keys = telling_keys(settings, differing)
+    keys = named_keys(settings, differing)
     commonest = {key: Counter(each.get(key) for each in settings).most_common(1)[0] for key in keys}
     usual = {
         key: value
@@ -214,13 +250,21 @@ def labels_of(settings: Sequence[dict[str, str]], differing: Sequence[str]) -> l
     return [label(each) for each in settings]
 
 
-def telling_keys(settings: Sequence[dict[str, str]], differing: Sequence[str]) -> list[str]:
-    """Return the first keys that together distinguish all settings."""
+def named_keys(settings: Sequence[dict[str, str]], differing: Sequence[str]) -> list[str]:
+    """Return all keys that differ, except those that only follow from others.
+
+    A setting that only one optimizer has follows from the optimizer if it is the same wherever it exists. It is named
+    only if the others do not distinguish all settings.
+    """
 
     def combinations(keys: Sequence[str]) -> int:
         return len({tuple(each.get(key) for key in keys) for each in settings})
 
-    chosen: list[str] = []
+    def follows(key: str) -> bool:
+        is_of_a_choice = f"{key.rpartition('.')[0]}.name" in {*differing} - {key}
+        return key in _FOLLOWING or (is_of_a_choice and len({each[key] for each in settings if key in each}) == 1)
+
+    chosen = [key for key in differing if not follows(key)]
     for key in differing:
         if combinations([*chosen, key]) > combinations(chosen):
             chosen.append(key)
@@ -228,9 +272,9 @@ def telling_keys(settings: Sequence[dict[str, str]], differing: Sequence[str]) -
 
 
 def word_of(key: str) -> str:
-    """Return a short name of a setting."""
-    last = key.removesuffix(".name").rpartition(".")[2]
-    return _WORDS.get(key, last.replace("_", " "))
+    """Return a short name of a setting: `epochs`, or with its section `warmup epochs` where that is a nested one."""
+    words = key.removesuffix(".name").split(".")
+    return _WORDS.get(key, " ".join(words[-2:] if len(words) > 2 else words[-1:]).replace("_", " "))
 
 
 def _words(key: str, value: str | None) -> str:

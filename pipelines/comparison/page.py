@@ -9,7 +9,8 @@ from typing import Any
 from matplotlib.lines import Line2D
 
 from pipelines.comparison import figures
-from pipelines.comparison.groups import DatasetGroups, best_group, default_target
+from pipelines.comparison.facts import NEAR_CHANCE
+from pipelines.comparison.groups import DatasetGroups, best_group, default_target, troubles_of, word_of
 from pipelines.comparison.run import SCORES, ComparedRun
 from pipelines.comparison.tables import differing_rows, recipe_rows, score_text, target_rows
 from pipelines.dataset.report.figures import Colors, Plot
@@ -19,6 +20,7 @@ from pipelines.machine.cell_figure import CellFigure
 from pipelines.tracking.metrics import is_lower_better
 
 _LONG = 120
+_NAMED_GROUPS = 12
 _CURVES = {
     figures.SAMPLES: "by samples seen",
     figures.TIME: "by training time",
@@ -30,6 +32,7 @@ _COLUMNS = {
     "label": "what differs",
     "seeds": "seeds",
     "score": "best score",
+    "with_diverged": "with the diverged",
     "last": "last score",
     "time": "time",
     "rate_of_images": "images/s",
@@ -91,7 +94,8 @@ def notes_of(parts: Sequence[DatasetGroups], metric: str) -> list[str]:
     further = {
         f"The trainings are of {len(parts)} datasets ({', '.join(_name(part) for part in parts)}), which are shown "
         "one after the other and not averaged.": len(parts) > 1,
-        f"{diverged} of {len(members)} trainings diverged. They are marked, and no mean includes them.": diverged,
+        f"{diverged} of {len(members)} trainings diverged: they became not finite, or ended at {NEAR_CHANCE:.0%} or "
+        "more of the loss of equal probabilities. Means leave them out; the mean with them is beside it.": diverged,
         f"{others} of {len(members)} trainings have not finished. No mean includes them.": others,
         f"{repeated} of {len(members)} trainings repeat recipe and seed of another one. Means and deviations are "
         "over the seeds, and each seed counts once.": repeated,
@@ -113,11 +117,7 @@ def _part(part: DatasetGroups, metric: str, target: float | None) -> dict[str, A
         "best": None
         if best is None
         else {"number": best.number, "label": shorten(best.label, _LONG), "score": score_text(best.score)},
-        "troubles": [
-            {"number": group.number, "label": shorten(group.label, _LONG), "text": shorten(text, 300)}
-            for group in part.groups
-            for text in group.troubles
-        ],
+        "troubles": _troubles(part),
         "differing": differing_rows(part),
         "common": part.common,
         "variants": [
@@ -140,6 +140,19 @@ def _part(part: DatasetGroups, metric: str, target: float | None) -> dict[str, A
         if len(figures.worker_counts(part.groups)) > 1
         else None,
     }
+
+
+def _troubles(part: DatasetGroups) -> list[str]:
+    """Return a line for each reason why trainings have no score: their number, their groups and an example."""
+    group_of = {facts.run.run_id: group.number for group in part.groups for facts in group.members}
+    lines = []
+    for kind, reason, members in troubles_of([facts for group in part.groups for facts in group.members]):
+        groups = sorted({group_of[facts.run.run_id] for facts in members})
+        named = ", ".join(map(str, groups[:_NAMED_GROUPS])) + (", ..." if len(groups) > _NAMED_GROUPS else "")
+        example = (", for example: " if len(members) > 1 else ": ") + reason if reason else ""
+        where = f"group{'s' if len(groups) > 1 else ''} {named}"
+        lines.append(f"{len(members)} of {len(group_of)} trainings {kind} ({where}){shorten(example, 300)}")
+    return lines
 
 
 def _curves(part: DatasetGroups, metric: str, colors: dict[int, str]) -> list[dict[str, Any]]:
@@ -188,6 +201,7 @@ def html_of(parts: Sequence[DatasetGroups], metric: str, notes: Sequence[str]) -
     for part in parts:
         rows = pandas.DataFrame(recipe_rows(part))[list(_COLUMNS)].rename(columns=_COLUMNS)
         named = f"<p>dataset {html.escape(part.archive)} {html.escape(part.dataset[:12])}</p>" if len(parts) > 1 else ""
-        texts.append(f"{named}{rows.to_html(index=False, border=0)}")
+        differing = html.escape(", ".join(map(word_of, part.named)) or "nothing but the seed")
+        texts.append(f"{named}<p>what differs: {differing}</p>{rows.to_html(index=False, border=0)}")
     alt = html.escape(f"{metric} by samples and by time")
     return f'{"".join(texts)}<img alt="{alt}" src="data:image/png;base64,{image}">'

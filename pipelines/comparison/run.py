@@ -23,6 +23,7 @@ CURVE_GROUPS = (VALIDATION_GROUP, AVERAGED_GROUP)
 _TOTAL_PAYLOAD = "exchange/payload_bytes_total"
 CURVES = ("train/loss", "speed/images_per_second", _TOTAL_PAYLOAD)
 SEED = "training.seed"
+_CLASS_WEIGHTS = "training.class_weights"
 _SECTIONS = ("input", "model", "warm_start", "optimizer", "schedule", "exchange", "training")
 _FURTHER = (
     "archive.kind",
@@ -71,6 +72,8 @@ class ComparedRun(StoredModel):
     """Date and time in UTC."""
     diverged: str = ""
     """Rank and step at which loss, gradient or weights became non-finite; empty if they stayed finite."""
+    chance_loss: float | None = None
+    """Training loss of equal probabilities for all classes; None: the classes or the loss are not known."""
     settings: dict[str, str]
     """Settings that can change the result, by key; unset ones are left out."""
     metrics: dict[str, float]
@@ -112,6 +115,7 @@ def compared_run(run: RecordedRun, source: str, *, history_rows: int | None = No
         status=run.status,
         started=datetime.fromtimestamp(run.started / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S"),
         diverged=run.tags.get(DIVERGED_TAG, ""),
+        chance_loss=_chance_loss(run),
         settings=decisive_settings(_settings(run)),
         metrics={
             name: _short(value)
@@ -120,6 +124,17 @@ def compared_run(run: RecordedRun, source: str, *, history_rows: int | None = No
         },
         history=_thinned(_history(run), history_rows),
     )
+
+
+def _chance_loss(run: RecordedRun) -> float | None:
+    """Return the cross-entropy of equal probabilities: ln(classes), or ln 2 for each class if there are several labels.
+
+    Label smoothing does not change it. With class weights or another loss it is not known.
+    """
+    loss = run.parameters.get("training.loss.name", "cross_entropy")
+    if not run.dataset or loss != "cross_entropy" or any(key.startswith(_CLASS_WEIGHTS) for key in run.parameters):
+        return None
+    return math.log(2 if run.dataset["task"] == "multi_label" else run.dataset["classes"])
 
 
 def _settings(run: RecordedRun) -> dict[str, str]:
@@ -185,7 +200,7 @@ def _thinned(history: dict[str, Column], rows: int | None) -> dict[str, Column]:
     count = len(history[STEP])
     if rows is None or count <= rows:
         return history
-    # The first epoch's loss identifies a diverged training.
+    # Curves begin at the first epoch.
     chosen = {0, *(round((number + 1) * count / rows) - 1 for number in range(rows))}
     for name, column in history.items():
         if _is_value(name) and (best := best_row(column, name)) is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipelines.comparison.facts import Facts, peak_rate, warmup_text
-from pipelines.comparison.groups import DatasetGroups, Group, Spread, baseline_of, word_of
+from pipelines.comparison.groups import DatasetGroups, Group, Spread, baseline_of, troubles_of, word_of
 from pipelines.comparison.run import SEED
 from pipelines.dataset.report.tables import shorten
 from pipelines.machine.console import cell
@@ -37,6 +37,7 @@ def recipe_rows(part: DatasetGroups) -> list[dict[str, Any]]:
             "epochs": _range([facts.epochs for facts in group.members]),
             "steps": _range([facts.steps or 0 for facts in group.members]),
             "score": score_text(group.score),
+            "with_diverged": score_text(group.score_with_diverged) if group.diverged else "",
             "last": score_text(group.spread(lambda facts: facts.last)),
             "time": _shown(_mean(group.spread(lambda facts: facts.seconds)), duration),
             "per_step": _shown(_mean(group.spread(lambda facts: facts.seconds_per_step)), _seconds_text),
@@ -45,7 +46,6 @@ def recipe_rows(part: DatasetGroups) -> list[dict[str, Any]]:
             "speedup": _shown(speedup(group, baseline_of(part, group)), "{:.2f}".format),
             "efficiency": _shown(efficiency(group, baseline_of(part, group)), lambda ratio: f"{100 * ratio:.0f} %"),
             "diverged": group.diverged,
-            "troubles": [shorten(trouble, 300) for trouble in group.troubles],
             "mark": _mark(group),
         }
         for group in part.groups
@@ -53,12 +53,14 @@ def recipe_rows(part: DatasetGroups) -> list[dict[str, Any]]:
 
 
 def _mark(group: Group) -> str:
-    """Return the first reason why trainings of the group have no score, and how many trainings it affects."""
-    if not group.troubles:
-        return ""
-    reason, count = group.troubles[0], len(group.members)
-    others = sum(facts.trouble == reason for facts in group.members)
-    return f"{others} of {count} trainings {reason}" if count > 1 else reason
+    """Return how many trainings of the group diverged or did not finish, and the reasons."""
+    marks, troubles, total = [], troubles_of(group.members), len(group.members)
+    for kind in dict.fromkeys(trouble.kind for trouble in troubles):
+        same = [trouble for trouble in troubles if trouble.kind == kind]
+        text = ": ".join(filter(None, [kind, "; ".join(filter(None, [trouble.reason for trouble in same]))]))
+        count = sum(len(trouble.members) for trouble in same)
+        marks.append(f"{count} of {total} trainings {text}" if total > 1 else text)
+    return "; ".join(marks)
 
 
 def differing_rows(part: DatasetGroups) -> dict[str, Any]:
@@ -109,6 +111,7 @@ def table_rows(parts: Sequence[DatasetGroups], metric: str, target_of: Sequence[
             baseline = baseline_of(part, group)
             reached = None if target is None else group.reached(metric, target)
             score, last = group.score, group.spread(lambda facts: facts.last)
+            with_diverged = group.score_with_diverged or score
             rows.append(
                 {
                     "dataset": part.dataset,
@@ -120,6 +123,7 @@ def table_rows(parts: Sequence[DatasetGroups], metric: str, target_of: Sequence[
                     **_recipe_values(group),
                     f"{metric} best": None if score is None else score.mean,
                     f"{metric} best deviation": None if score is None else score.deviation,
+                    f"{metric} best with diverged": _mean(with_diverged),
                     f"{metric} last": None if last is None else last.mean,
                     "training seconds": _mean(group.spread(lambda facts: facts.seconds)),
                     "seconds per step": _mean(group.spread(lambda facts: facts.seconds_per_step)),

@@ -1,10 +1,12 @@
 """Functions that read the trainings of an experiment, with their curves."""
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Experiment, Run
@@ -50,6 +52,8 @@ class RecordedRun:
     """Last value of each metric."""
     curves: dict[str, list[Point]]
     """The requested metrics by rising step; one point per step."""
+    dataset: dict[str, Any] = field(default_factory=dict)
+    """The dataset's counts, such as `classes`, and its `task`; empty if the store does not have them."""
 
     @property
     def later_values(self) -> dict[str, str]:
@@ -181,6 +185,8 @@ def _why_none(experiment: str, filter_text: str, runs: int, trainings: int) -> s
 
 def _read(client: MlflowClient, run: Run, groups: Sequence[str], metrics: Sequence[str]) -> RecordedRun:
     names = [name for name in run.data.metrics if name in metrics or name.partition("/")[0] in groups]
+    inputs = [each.dataset for each in run.inputs.dataset_inputs] if run.inputs else []
+    ours = run.data.params.get("dataset_fingerprint", "")
     return RecordedRun(
         run_id=str(run.info.run_id),
         name=str(run.info.run_name),
@@ -190,6 +196,8 @@ def _read(client: MlflowClient, run: Run, groups: Sequence[str], metrics: Sequen
         tags=dict(run.data.tags),
         metrics=dict(run.data.metrics),
         curves={name: _curve(client, run.info.run_id, name) for name in names},
+        # Users may log datasets too, with any text.
+        dataset=next((json.loads(each.profile) for each in inputs if ours and ours.startswith(each.digest)), {}),
     )
 
 

@@ -10,7 +10,7 @@ from mlflow.entities import Metric
 
 from conf.load import load
 from pipelines.tracking.store import runs
-from pipelines.training.setup.description import parameters_of
+from pipelines.training.setup.description import dataset_facts, parameters_of
 
 STEPS, START = 4, 1_700_000_000_000
 Fabricate = Callable[..., str]
@@ -42,7 +42,9 @@ def fabricate(module_mlflow_store: str, eurosat_manifest: Callable[..., Any]) ->
         tags = {"mlflow.source.name": source}
         tags |= {"diverged": diverged} if diverged else {}
         tags |= {"mlflow.parentRunId": parent} if parent else {}
-        run = runs.start_run(experiment, name, parameters_of(config, eurosat_manifest(0)), tags)
+        manifest = eurosat_manifest(0)
+        facts = dataset_facts("dataset", manifest)
+        run = runs.start_run(experiment, name, parameters_of(config, manifest), tags, dataset=facts)
         rates = images_per_second if isinstance(images_per_second, Sequence) else [images_per_second] * len(losses)
         points = []
         for epoch, loss in enumerate(losses, 1):

@@ -125,14 +125,45 @@ def test_only_what_differs_is_shown() -> None:
     assert "10 further settings are the same." in " ".join(section(page, "differences").split())
 
 
+def test_every_setting_that_differs_is_named_and_not_only_the_optimizer() -> None:
+    more = {"model.name": "vgg", "training.epochs": "10", "schedule.warmup.epochs": "2", "optimizer.momentum": "0.9"}
+    runs = [training(0, epochs=10), training(1, optimizer="sgd", epochs=10)]
+    runs[0].settings["training.epochs"] = "30"
+    runs[1].settings.update(more)
+    made = compared(runs)
+    assert [group.label for group in made.parts[0].groups][1] == "sgd, vgg, epochs 10, warmup epochs 2"
+    assert "<p>what differs: optimizer, model, epochs, warmup epochs</p>" in made._repr_html_()
+    assert "sgd, vgg, epochs 10, warmup epochs 2" in lines_of(made)[-1]
+
+
+def test_diverged_trainings_have_one_count_and_a_line_for_each_reason() -> None:
+    runs = [training(number, rate=1.0 + number % 20, seed=number, diverged=True) for number in range(40)]
+    steps = [
+        run.model_copy(update={"diverged": f"the loss is nan at step {number}"}) for number, run in enumerate(runs)
+    ]
+    high = {"status": "FINISHED", "diverged": "", "chance_loss": 0.5}
+    made = compared([*steps[:30], *(run.model_copy(update=high) for run in runs[30:])])
+    said = re.findall("<li>(.*)</li>", section(made.page, "table"))
+    assert [line.split(")")[0] for line in said] == [
+        "30 of 40 trainings diverged (groups 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, ...",
+        "10 of 40 trainings diverged (groups 11, 12, 13, 14, 15, 16, 17, 18, 19, 20",
+    ]
+    assert said[0].endswith("for example: the loss is nan at step 0")
+    assert "at chance level" in said[1]
+    assert "40 of 40 trainings diverged" in made.notes[0]
+    assert "(2 of 2 trainings diverged: the loss is nan at step 10; the last training loss" in lines_of(made)[-10]
+    assert "; with the diverged 0." in lines_of(made)[-10]
+    assert made.page.count("2 of 2 trainings diverged;\nwith them 0.") == 20
+
+
 def test_diverged_runs_and_mixed_datasets_are_said() -> None:
     runs = [training(0), training(1, diverged=True, seed=1), training(2, dataset="fedcba9876543210", best=0.5)]
     made = compared(runs)
     text, shown = " ".join(made.page.split()), "\n".join(lines_of(made))
     for said, place in (
         ("The trainings are of 2 datasets (image_folder 0123456789ab, image_folder fedcba987654)", text),
-        ("1 of 3 trainings diverged.", text),
-        ('<span class="mark">1 of 2 trainings diverged</span>', made.page),
+        ("1 of 3 trainings diverged: they became not finite, or ended at 98% or more of the loss of", text),
+        ('<span class="mark">1 of 2 trainings diverged; with it 0.', text),
         ("FloatingPointError: the loss of rank 1 is nan at step 200", text),
         ("of 2 datasets", shown),
         ("(1 of 2 trainings diverged: FloatingPointError", shown),
@@ -175,7 +206,7 @@ def test_a_seed_counts_once_and_only_if_its_training_ended_well() -> None:
     reached: Any = made.parts[0].groups[0].reached("val/top_1", 0.1)
     assert reached.seeds == 2, "one that diverged has no part in it"
     assert cells(section(made.page, "target"))[-1] == "2 of 3", "seeds, as the table counts them"
-    assert '<span class="mark">1 of 4 trainings diverged</span>' in made.page, "not seeds"
+    assert '<span class="mark">1 of 4 trainings diverged;' in made.page, "not seeds"
 
 
 def test_without_validation_the_loss_is_named_and_said_to_tell_little() -> None:
