@@ -164,7 +164,8 @@ def compare(
     Args:
         experiments: Names of MLflow experiments.
         filter_text: MLflow's filter of their runs; empty: all.
-        children: Whether runs with a parent, such as the cells of a grid, are included.
+        children: Whether runs with a parent, such as the cells of a grid, are included beside others. Where an
+            experiment has no other training, they are.
         saved: Files of `compare --save`.
         results: Files of `groundswell grid`.
         metric: The same as in `comparison_of`.

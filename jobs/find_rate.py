@@ -19,6 +19,7 @@ from pipelines.tracking.store import runs, store
 from pipelines.tracking.store.experiments import chosen_experiment
 from pipelines.training import entry
 from pipelines.training.driver.checks import batch_text, check_dataset
+from pipelines.training.driver.identity import NAMED_DIGITS, training_digest
 from pipelines.training.finders.rates import RULE, RangeTest, RatePoint, Suggestion, rising_rates, suggest
 from pipelines.training.ranks.events import Compiling, Event, RateTried
 from pipelines.training.record.plots import range_test_curve
@@ -57,9 +58,8 @@ def find_rate(config: RunConfig, rates: Sequence[float], result: Result) -> Rang
                 _show(bar, event)
                 shortage.take(event)
 
-            runner = barrier_runner(
-                spark, config.launch, description=f"groundswell find-rate: {_run_name(config)}", on_event=on_event
-            )
+            about = f"groundswell find-rate: {config.tracking.run_name or 'range test'}"
+            runner = barrier_runner(spark, config.launch, description=about, on_event=on_event)
             try:
                 test: RangeTest = runner.run(entry.run_range_test, config, list(rates))
             except BaseException as error:
@@ -115,17 +115,14 @@ def _show(bar: Bar, event: Event) -> None:
             bar.move("range test", step, steps, text, f"step {step}/{steps}: {text}")
 
 
-def _run_name(config: RunConfig) -> str:
-    return config.tracking.run_name or "range test"
-
-
 def _started(config: RunConfig, manifest: Manifest) -> store.TrackedRun:
     """Create a run for the test."""
     tags = {**tags_of("find-rate"), "dataset_fingerprint": manifest.fingerprint}
     facts = dataset_facts(config.dataset.path, manifest)
     parameters = parameters_of(config, manifest)
     experiment = chosen_experiment(config.tracking.experiment)
-    return runs.start_run(experiment, _run_name(config), parameters, tags, dataset=facts)
+    name = config.tracking.run_name or f"range test {training_digest(config, manifest.fingerprint)[:NAMED_DIGITS]}"
+    return runs.start_run(experiment, name, parameters, tags, dataset=facts)
 
 
 def _record(run: store.TrackedRun, test: RangeTest) -> None:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pyspark.sql import SparkSession
 
-from conf.schema import RunConfig
+from conf.load import flat
 from jobs.grids.cells import CELL_TAG, PlannedCell, add_unread, ended_run, line_of, named, parent_of, plan_cells
 from jobs.shell import cli
 from jobs.shell.command import JobsFailedError, Result, exit_code, message_of, say
@@ -19,11 +19,14 @@ from jobs.shell.records import tags_of, write_run
 from jobs.shell.session import spark_session
 from jobs.train import train_on
 from pipelines.comparison.grid_results import CellLine, GridLine, ResultsFile, cells_of, estimated_seconds, read_lines
-from pipelines.comparison.tables import duration
+from pipelines.comparison.tables import csv_of, duration
 from pipelines.launch.driver.preflight import check_cluster
 from pipelines.storage.locations import redacted
 from pipelines.tracking.journal.local_run import DESCRIPTION_TAG
-from pipelines.tracking.store import runs, store
+from pipelines.tracking.journal.sync import DRIVER_DIED
+from pipelines.tracking.journal.writer import RunWriter
+from pipelines.tracking.metrics import is_lower_better
+from pipelines.tracking.store import queries, runs, store
 from pipelines.tracking.store.recorded import DIVERGED_TAG, PARENT_TAG, TaggedRun, runs_with_tag
 from pipelines.training.checkpoint.files import list_checkpoints
 from pipelines.training.driver.output import checkpoints_of
@@ -67,7 +70,8 @@ class Grid:
             return line_of(planned, "diverged" if diverged else "finished", done.run_id, done.seconds, error=diverged)
         self._end_dead(found, planned)
         continued = _resumable(found, planned)
-        config, result, started = _config_of(planned, continued), Result("train"), time.monotonic()
+        config = planned.config.with_values(tracking={"run_name": planned.name}, training={"resume_run": continued})
+        result, started = Result("train"), time.monotonic()
         tags = {PARENT_TAG: self._parent.run_id, CELL_TAG: planned.digest}
         status: Literal["finished", "diverged", "failed"] = "finished"
         problem = ""
@@ -168,6 +172,11 @@ def run_grid(cells: Sequence[PlannedCell], results: ResultsFile, name: str, text
                 say(f"MLflow did not take the grid file: {reason}")
             grid = Grid(cells, results, parent)
             grid.train(spark)
+            own = {name for line in results.cells.values() for name in line.metrics}
+            if reason := write_run(
+                parent, lambda writer: write_summary(writer, cells, results.cells, name), own_metrics=own
+            ):
+                say(f"MLflow did not take the summary of the grid: {reason}")
     failed = [line for each in cells if (line := results.cells.get(each.digest)) is not None and not line.is_done]
     if failed:
         raise JobsFailedError(
@@ -177,11 +186,50 @@ def run_grid(cells: Sequence[PlannedCell], results: ResultsFile, name: str, text
         )
 
 
+def write_summary(writer: RunWriter, cells: Sequence[PlannedCell], lines: Mapping[str, CellLine], name: str) -> None:
+    """Write what a grid has found to its parent run.
+
+    `leaderboard.csv` has a row for each trained cell, by its best epoch's score; those that did not end well are last.
+    The run itself gets the metrics of the best cell's model, and its settings of the grid as tags. `compare.html` is
+    the report of `groundswell compare`.
+    """
+    from jobs.compare import comparison_of  # it draws, and needs seconds to be imported
+
+    found = {line.run.run_id: each for each in cells if (line := lines.get(each.digest)) and line.run}
+    compared = comparison_of([run for each in found.values() if (run := lines[each.digest].run)], f"grid {name}")
+    sign = 1 if is_lower_better(compared.metric) else -1
+    trained = [facts for part in compared.parts for group in part.groups for facts in group.members]
+    trained.sort(key=lambda facts: (not facts.counts, sign * (facts.best or 0.0)))
+    rows = [
+        {
+            "place": place,
+            "cell": found[facts.run.run_id].cell.number,
+            **dict(flat(found[facts.run.run_id].cell.values)),
+            f"{compared.metric} best": facts.best,
+            "best epoch": facts.best_epoch,
+            "ended": facts.trouble or "finished",
+            "run_id": facts.run.run_id,
+        }
+        for place, facts in enumerate(trained, 1)
+    ]
+    writer.text(csv_of(rows), "leaderboard.csv")
+    writer.text(compared.page, "compare.html")
+    if trained and trained[0].counts:
+        best = found[trained[0].run.run_id]
+        values = best.cell.values
+        varied = [key for key in values if any(each.cell.values.get(key) != values[key] for each in cells)]
+        writer.metrics(lines[best.digest].metrics, step=0)
+        writer.tags({"best_run": trained[0].run.run_id, **{f"best.{key}": str(values[key]) for key in varied}})
+
+
 def _parent(results: ResultsFile, experiment: str, name: str) -> store.TrackedRun:
     """Continue the parent run of an earlier process if this store has it; else create one, and record it."""
     known = parent_of(results, experiment)
     if known is not None:
-        return runs.continue_run(known)
+        parent = runs.continue_run(known)
+        died = queries.tags(parent).keys() & DRIVER_DIED.keys()
+        runs.set_tags(parent, dict.fromkeys(died, ""))
+        return parent
     about = (
         "The trainings of this grid are the runs below this one: the + before its name shows them and their charts. "
         f"`groundswell compare --experiment {experiment} --children` compares them."
@@ -189,11 +237,6 @@ def _parent(results: ResultsFile, experiment: str, name: str) -> store.TrackedRu
     parent = runs.start_run(experiment, name, {}, {**tags_of("grid"), DESCRIPTION_TAG: about})
     results.append(GridLine(parent=parent.run_id, experiment=experiment))
     return parent
-
-
-def _config_of(planned: PlannedCell, continued: str | None) -> RunConfig:
-    """Return the configuration of a cell's training, with its own run name and the run that it continues."""
-    return planned.config.with_values(tracking={"run_name": planned.name}, training={"resume_run": continued})
 
 
 def _resumable(found: Sequence[TaggedRun], planned: PlannedCell) -> str | None:

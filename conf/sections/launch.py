@@ -60,7 +60,7 @@ class TrackingConfig(Section):
     """Experiment of the run, created if it does not exist. Null: the active one (mlflow.set_experiment,
     MLFLOW_EXPERIMENT_NAME or a notebook on Databricks), else groundswell."""
     run_name: str | None = None
-    """Name of the run; null: network, optimizer, global batch, codec and workers, such as r50-lars-g512-onebit-4w."""
+    """Name of the run; null: what differs most and a digest of the settings, as r50-lars-g512-4w-90e-s0-5f3a9c."""
     registered_model: str | None = Field(default=None, min_length=1)
     """Name under which the logged model is registered, `catalog.schema.model` in Unity Catalog; null: no
     registration."""

@@ -24,7 +24,7 @@ from pipelines.tracking.store.recorded import DIVERGED_TAG, RecordedRun, TaggedR
 from pipelines.tracking.store.served import find_model
 from pipelines.tracking.store.store import TrackingError, tracking_uri
 from pipelines.training.driver.checks import check_dataset, check_output
-from pipelines.training.driver.identity import training_digest
+from pipelines.training.driver.identity import NAMED_DIGITS, training_digest
 
 _LONGEST_NAME = 120
 
@@ -61,13 +61,13 @@ class PlannedCell:
 
     @property
     def name(self) -> str:
-        """Name of the cell's run: the settings of the grid, without the sections' names."""
+        """Name of the cell's run: the settings of the grid without the sections' names, and digits of the digest."""
         chosen = choices()
         parts = [
             str(value) if key.removesuffix(".name") in chosen else f"{key.rpartition('.')[2]}={value}"
             for key, value in flat(self.cell.values)
         ]
-        return (" ".join(parts) or "cell")[:_LONGEST_NAME]
+        return f"{(' '.join(parts) or 'cell')[:_LONGEST_NAME]} {self.digest[:NAMED_DIGITS]}"
 
 
 def plan_cells(arguments: argparse.Namespace) -> list[PlannedCell]:

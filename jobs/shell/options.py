@@ -129,7 +129,9 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         option("--experiment", action="append", default=[], metavar="NAME", help="MLflow experiment; may be repeated"),
         option("--filter", metavar="TEXT", help="MLflow's filter, as \"params.`optimizer.name` = 'lars'\""),
         option(
-            "--children", action="store_true", help="also trainings that have a parent run, such as the cells of a grid"
+            "--children",
+            action="store_true",
+            help="also trainings with a parent run, such as the cells of a grid, where the experiment has others too",
         ),
         option(
             "--results",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from models.schedules import SCALINGS, scaled_learning_rate
 from pipelines.comparison.run import EPOCH, PAYLOAD, SCORES, SECONDS, STEP, ComparedRun, best_row
 
+# A training diverged if its last training loss is at least this fraction of that of equal probabilities.
 NEAR_CHANCE = 0.98
-"""A training diverged if its last training loss is at least this fraction of that of equal probabilities."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from conf.keys import find, nested
 from pipelines.comparison.facts import Facts, facts_of, number
@@ -33,8 +33,8 @@ _FIRST = (
     "training.epochs",
 )
 """Settings that come first in a label."""
+# These follow from the global batch and the workers, or determine them.
 _FOLLOWING = ("micro_batches_per_step", "training.batch_size_per_worker")
-"""Settings that follow from the global batch and the workers, or determine them."""
 _WORDS = {
     "global_batch_size": "batch",
     "launch.num_workers": "workers",
@@ -185,24 +185,12 @@ class DatasetGroups:
         return {_network(group): group for group in reversed(timed)}
 
 
-class Trouble(NamedTuple):
-    """One reason why trainings have no score."""
-
-    kind: str
-    """`diverged`, or the status, such as `failed`."""
-    reason: str
-    """What happened, in the first of the trainings; may be empty."""
-    members: list[Facts]
-
-
-def troubles_of(members: Sequence[Facts]) -> list[Trouble]:
-    """Return the reasons why trainings have no score; texts that differ only in their numbers are one reason."""
-    found: dict[str, Trouble] = {}
+def alike_troubles(members: Sequence[Facts]) -> list[list[Facts]]:
+    """Return the trainings without a score by reason; texts that differ only in their numbers are one reason."""
+    found: dict[str, list[Facts]] = {}
     for facts in members:
-        if facts.trouble:
-            kind, _, reason = facts.trouble.partition(": ")
-            found.setdefault(re.sub(r"\d[\d.e+-]*", "", facts.trouble), Trouble(kind, reason, [])).members.append(facts)
-    return list(found.values())
+        found.setdefault(re.sub(r"\d[\d.e+-]*", "", facts.trouble), []).append(facts)
+    return [same for reason, same in found.items() if reason]
 
 
 def parts_of(runs: Sequence[ComparedRun], metric: str) -> list[DatasetGroups]:

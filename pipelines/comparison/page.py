@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 
 from pipelines.comparison import figures
 from pipelines.comparison.facts import NEAR_CHANCE
-from pipelines.comparison.groups import DatasetGroups, best_group, default_target, troubles_of, word_of
+from pipelines.comparison.groups import DatasetGroups, alike_troubles, best_group, default_target, word_of
 from pipelines.comparison.run import SCORES, ComparedRun
 from pipelines.comparison.tables import differing_rows, recipe_rows, score_text, target_rows
 from pipelines.dataset.report.figures import Colors, Plot
@@ -146,12 +146,12 @@ def _troubles(part: DatasetGroups) -> list[str]:
     """Return a line for each reason why trainings have no score: their number, their groups and an example."""
     group_of = {facts.run.run_id: group.number for group in part.groups for facts in group.members}
     lines = []
-    for kind, reason, members in troubles_of([facts for group in part.groups for facts in group.members]):
-        groups = sorted({group_of[facts.run.run_id] for facts in members})
-        named = ", ".join(map(str, groups[:_NAMED_GROUPS])) + (", ..." if len(groups) > _NAMED_GROUPS else "")
-        example = (", for example: " if len(members) > 1 else ": ") + reason if reason else ""
-        where = f"group{'s' if len(groups) > 1 else ''} {named}"
-        lines.append(f"{len(members)} of {len(group_of)} trainings {kind} ({where}){shorten(example, 300)}")
+    for same in alike_troubles([facts for group in part.groups for facts in group.members]):
+        groups = [str(number) for number in sorted({group_of[facts.run.run_id] for facts in same})]
+        named = ", ".join([*groups[:_NAMED_GROUPS], *["..."] * (len(groups) > _NAMED_GROUPS)])
+        where, example = "groups" if len(groups) > 1 else "group", ", for example" if len(same) > 1 else ""
+        text = shorten(same[0].trouble, 300)
+        lines.append(f"{len(same)} of {len(group_of)} trainings ({where} {named}){example}: {text}")
     return lines
 
 

@@ -23,7 +23,6 @@ CURVE_GROUPS = (VALIDATION_GROUP, AVERAGED_GROUP)
 _TOTAL_PAYLOAD = "exchange/payload_bytes_total"
 CURVES = ("train/loss", "speed/images_per_second", _TOTAL_PAYLOAD)
 SEED = "training.seed"
-_CLASS_WEIGHTS = "training.class_weights"
 _SECTIONS = ("input", "model", "warm_start", "optimizer", "schedule", "exchange", "training")
 _FURTHER = (
     "archive.kind",
@@ -132,7 +131,11 @@ def _chance_loss(run: RecordedRun) -> float | None:
     Label smoothing does not change it. With class weights or another loss it is not known.
     """
     loss = run.parameters.get("training.loss.name", "cross_entropy")
-    if not run.dataset or loss != "cross_entropy" or any(key.startswith(_CLASS_WEIGHTS) for key in run.parameters):
+    if (
+        not run.dataset
+        or loss != "cross_entropy"
+        or any(key.startswith("training.class_weights") for key in run.parameters)
+    ):
         return None
     return math.log(2 if run.dataset["task"] == "multi_label" else run.dataset["classes"])
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipelines.comparison.facts import Facts, peak_rate, warmup_text
-from pipelines.comparison.groups import DatasetGroups, Group, Spread, baseline_of, troubles_of, word_of
+from pipelines.comparison.groups import DatasetGroups, Group, Spread, alike_troubles, baseline_of, word_of
 from pipelines.comparison.run import SEED
 from pipelines.dataset.report.tables import shorten
 from pipelines.machine.console import cell
@@ -54,13 +54,9 @@ def recipe_rows(part: DatasetGroups) -> list[dict[str, Any]]:
 
 def _mark(group: Group) -> str:
     """Return how many trainings of the group diverged or did not finish, and the reasons."""
-    marks, troubles, total = [], troubles_of(group.members), len(group.members)
-    for kind in dict.fromkeys(trouble.kind for trouble in troubles):
-        same = [trouble for trouble in troubles if trouble.kind == kind]
-        text = ": ".join(filter(None, [kind, "; ".join(filter(None, [trouble.reason for trouble in same]))]))
-        count = sum(len(trouble.members) for trouble in same)
-        marks.append(f"{count} of {total} trainings {text}" if total > 1 else text)
-    return "; ".join(marks)
+    alike, total = alike_troubles(group.members), len(group.members)
+    reasons = "; ".join(same[0].trouble for same in alike)
+    return f"{sum(map(len, alike))} of {total} trainings {reasons}" if reasons and total > 1 else reasons
 
 
 def differing_rows(part: DatasetGroups) -> dict[str, Any]:
@@ -111,7 +107,6 @@ def table_rows(parts: Sequence[DatasetGroups], metric: str, target_of: Sequence[
             baseline = baseline_of(part, group)
             reached = None if target is None else group.reached(metric, target)
             score, last = group.score, group.spread(lambda facts: facts.last)
-            with_diverged = group.score_with_diverged or score
             rows.append(
                 {
                     "dataset": part.dataset,
@@ -123,7 +118,7 @@ def table_rows(parts: Sequence[DatasetGroups], metric: str, target_of: Sequence[
                     **_recipe_values(group),
                     f"{metric} best": None if score is None else score.mean,
                     f"{metric} best deviation": None if score is None else score.deviation,
-                    f"{metric} best with diverged": _mean(with_diverged),
+                    f"{metric} best with diverged": _mean(group.score_with_diverged or score),
                     f"{metric} last": None if last is None else last.mean,
                     "training seconds": _mean(group.spread(lambda facts: facts.seconds)),
                     "seconds per step": _mean(group.spread(lambda facts: facts.seconds_per_step)),

@@ -29,7 +29,7 @@ def test_a_report_with_tables_and_a_file_for_elsewhere(
     record("report", "optimizer=sgd")
     assert cli.execute(["compare", "--experiment", "report", "--save", "runs.json"]) == 0
     output = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert output[1:3] == ["1 0.7000 ± 0.0000 6.4 s - lars", "2 0.7000 6.4 s - sgd"]
+    assert output[1:3] == ["1 0.7000 ± 0.0000 6.4 s - lars, rate per 256 8", "2 0.7000 6.4 s - sgd, rate per 256 0.1"]
     expected = ["report comparison/report.html", "tables comparison/table.csv, comparison/runs.csv"]
     assert (output[-2:], len((folder / "comparison" / "runs.csv").read_text().splitlines())) == (expected, 4)
     assert "Comparison of report" in (folder / "comparison" / "report.html").read_text()
@@ -41,15 +41,16 @@ def test_a_report_with_tables_and_a_file_for_elsewhere(
     assert not (folder / "nowhere.db").exists()
 
 
-def test_children_are_left_out_unless_they_are_asked_for(record: Record, error_line: Callable[..., str]) -> None:
+def test_children_are_left_out_beside_others_unless_they_are_asked_for(record: Record) -> None:
+    def seeds(*more: str) -> list[str]:
+        assert cli.execute(["compare", "--experiment", "family", *more, "--save", "runs.json"]) == 0
+        return [run.settings["training.seed"] for run in read_runs(Path("runs.json"))]
+
     record("family", "training.seed=1", parent=record("family", source="groundswell grid"))
     record("family", source="groundswell find-rate")
-    assert (
-        "experiment 'family' has only trainings that are children of other runs, such as the cells of a grid (1)"
-        in error_line("compare", "--experiment", "family")
-    )
-    assert cli.execute(["compare", "--experiment", "family", "--children", "--save", "runs.json"]) == 0
-    assert [run.settings["training.seed"] for run in read_runs(Path("runs.json"))] == ["1"]
+    assert (seeds(), seeds("--children")) == (["1"], ["1"]), "a grid is all that there is"
+    record("family", "training.seed=2")
+    assert (seeds(), seeds("--children")) == (["2"], ["1", "2"])
 
 
 def keep_results(folder: Path) -> ComparedRun:

@@ -1,5 +1,7 @@
 """`groundswell grid` as a user meets it: its cells are recorded, and train only in the long test."""
 
+import csv
+import io
 import json
 import os
 import re
@@ -27,8 +29,10 @@ from pipelines.comparison.grid_results import CellLine, GridLine, cells_of, read
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.launch.driver.failure import Outcome, WorkerError
 from pipelines.machine.packages import MissingPackageError
+from pipelines.tracking.journal.sync import DRIVER_DIED
+from pipelines.tracking.store import runs
 from pipelines.tracking.store.recorded import PARENT_TAG, RecordedRun, recorded_training
-from pipelines.tracking.store.store import TrackingError
+from pipelines.tracking.store.store import TrackedRun, TrackingError
 from pipelines.training.driver.identity import training_digest
 from pipelines.training.driver.run import recorded_run
 from tests.patience import patient, wait_until
@@ -140,7 +144,9 @@ def away(*arguments: Any, **settings: Any) -> RecordedRun:
     raise TrackingError("no answer from MLflow")
 
 
-def test_cells_are_trained_once_as_children_of_one_run(run: Run, trainer: Trainer, tmp_path: Path) -> None:
+def test_cells_are_trained_once_as_children_of_one_run(
+    run: Run, trainer: Trainer, tmp_path: Path, artifact_text: Callable[[str, str, str], str]
+) -> None:
     assert re.search(r"cell 2: training.seed=1[\s\S]*no cell is left[\s\S]*3 cells: 3 finished", run(SEEDS))
     first, *others = lines(tmp_path)
     assert (first.settings, first.epochs, first.metrics, first.run.history["val/top_1"]) == (
@@ -156,13 +162,28 @@ def test_cells_are_trained_once_as_children_of_one_run(run: Run, trainer: Traine
     (parent,) = {parent_of(line) for line in (first, *others)}
     stored = trainer.client.get_run(parent)
     assert (stored.info.status, stored.info.run_name) == ("FINISHED", "grid")
-    assert [item.path for item in trainer.client.list_artifacts(parent)] == ["grid.yaml"]
-    assert trainer.client.get_run(first.run.run_id).info.run_name == "seed=0"
+    files = {item.path for item in trainer.client.list_artifacts(parent)}
+    assert files == {"grid.yaml", "leaderboard.csv", "compare.html"}
+    rows = [*csv.DictReader(io.StringIO(artifact_text(trainer.store, parent, "leaderboard.csv")))]
+    expected = [
+        ("1", "3", "2", "0.7", "finished"),
+        ("2", "2", "1", "0.6", "finished"),
+        ("3", "1", "0", "0.5", "finished"),
+    ]
+    columns = ("place", "cell", "training.seed", "val/top_1 best", "ended")
+    assert [tuple(row[column] for column in columns) for row in rows] == expected
+    best = {"best_run": others[1].run.run_id, "best.training.seed": "2"}
+    assert (stored.data.metrics, stored.data.tags) == ({"val/top_1": 0.7}, stored.data.tags | best)
+    assert "Comparison of grid grid" in artifact_text(trainer.store, parent, "compare.html")
+    assert trainer.client.get_run(first.run.run_id).info.run_name == f"seed=0 {first.cell[:6]}"
     assert max(map(len, (tmp_path / "results.jsonl").read_text().splitlines())) < 5000, "small enough to be committed"
 
-    # One cell more: it is the only one that is trained, under the same parent.
+    # One cell more: it is the only one that is trained, under the same parent, whose driver had been killed.
+    runs.set_tags(TrackedRun(trainer.store, parent), DRIVER_DIED)
     run("product: {training.seed: [0, 1, 2, 3]}")
     assert parent_of(lines(tmp_path)[-1]) == parent
+    stored = trainer.client.get_run(parent)
+    assert (stored.data.tags["driver"], stored.data.tags["best.training.seed"]) == ("", "3")
     run(SEEDS)
     assert trainer.trained == [0, 1, 2, 3]
 
@@ -479,7 +500,7 @@ def test_a_cells_run_is_named_by_what_the_grid_sets(eurosat_manifest: Callable[.
     values = {"optimizer": {"name": "sgd", "learning_rate": 0.1}, "exchange.codec": "fp16", "training.seed": 1}
     named = cells.PlannedCell(Cell(1, values), load("smoke"), eurosat_manifest(), "digest")
     assert (named.name, named.cell.text) == (
-        "sgd learning_rate=0.1 fp16 seed=1",
+        "sgd learning_rate=0.1 fp16 seed=1 digest",
         "optimizer={name: sgd, learning_rate: 0.1}, exchange.codec=fp16, training.seed=1",
     )
 

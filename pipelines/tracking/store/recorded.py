@@ -90,7 +90,8 @@ def recorded_trainings(
     Args:
         experiment: Name of the experiment.
         filter_text: MLflow's filter, such as `params."optimizer.name" = 'lars'`; empty: all.
-        children: Whether runs with a parent, such as the cells of a grid, are included.
+        children: Whether runs with a parent, such as the cells of a grid, are included beside others. Where no other
+            training matches, they are.
         groups: Groups of metrics whose curves are read, such as `val`.
         metrics: Further metrics whose curves are read.
 
@@ -104,10 +105,10 @@ def recorded_trainings(
         with readable_errors(f"--filter {filter_text!r}" if filter_text else uri):
             runs = search_runs(client, found.experiment_id, filter_text, order="ASC")
         trainings = [run for run in runs if run.data.tags.get("mlflow.source.name") == TRAINING_SOURCE]
+        if not trainings:
+            raise ValueError(_why_none(experiment, filter_text, len(runs)))
         chosen = [run for run in trainings if children or PARENT_TAG not in run.data.tags]
-        if not chosen:
-            raise ValueError(_why_none(experiment, filter_text, len(runs), len(trainings)))
-        return [_read(client, run, groups, metrics) for run in chosen]
+        return [_read(client, run, groups, metrics) for run in chosen or trainings]
 
 
 def runs_with_tag(experiment: str, tag: str, value: str) -> list[TaggedRun]:
@@ -171,13 +172,8 @@ def _experiment(client: MlflowClient, name: str, uri: str) -> Experiment:
     raise ValueError(f"experiment {name!r} {there}, which has: {', '.join(known[:_NAMED_EXPERIMENTS])}{more}")
 
 
-def _why_none(experiment: str, filter_text: str, runs: int, trainings: int) -> str:
+def _why_none(experiment: str, filter_text: str, runs: int) -> str:
     fits = f" that fit --filter {filter_text!r}" if filter_text else ""
-    if trainings:
-        return (
-            f"experiment {experiment!r} has only trainings{fits} that are children of other runs, such as the cells of "
-            f"a grid ({trainings}): add --children"
-        )
     if runs:
         return f"none of the {runs} runs of experiment {experiment!r}{fits} is a training"
     return f"experiment {experiment!r} has no runs{fits}"
@@ -185,8 +181,14 @@ def _why_none(experiment: str, filter_text: str, runs: int, trainings: int) -> s
 
 def _read(client: MlflowClient, run: Run, groups: Sequence[str], metrics: Sequence[str]) -> RecordedRun:
     names = [name for name in run.data.metrics if name in metrics or name.partition("/")[0] in groups]
-    inputs = [each.dataset for each in run.inputs.dataset_inputs] if run.inputs else []
-    ours = run.data.params.get("dataset_fingerprint", "")
+    # Users may log datasets too, with any text.
+    fingerprint, inputs = (
+        run.data.params.get("dataset_fingerprint", ""),
+        run.inputs.dataset_inputs if run.inputs else [],
+    )
+    ours = [
+        each.dataset.profile or "{}" for each in inputs if fingerprint and fingerprint.startswith(each.dataset.digest)
+    ]
     return RecordedRun(
         run_id=str(run.info.run_id),
         name=str(run.info.run_name),
@@ -196,8 +198,7 @@ def _read(client: MlflowClient, run: Run, groups: Sequence[str], metrics: Sequen
         tags=dict(run.data.tags),
         metrics=dict(run.data.metrics),
         curves={name: _curve(client, run.info.run_id, name) for name in names},
-        # Users may log datasets too, with any text.
-        dataset=next((json.loads(each.profile) for each in inputs if ours and ours.startswith(each.digest)), {}),
+        dataset=json.loads(ours[0]) if ours else {},
     )
 
 

@@ -84,8 +84,6 @@ def tracking_uri() -> str:
 @cache
 def _name_earlier_store(used: str, earlier: Path) -> None:
     """Log, once for each folder, that our earlier default store has runs, and how to keep it."""
-    if not earlier.is_file():
-        return
     with suppress(sqlite3.Error), closing(sqlite3.connect(f"{earlier.as_uri()}?mode=ro", uri=True)) as database:
         if database.execute("SELECT 1 FROM runs LIMIT 1").fetchone():
             _log.warning(

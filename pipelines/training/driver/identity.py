@@ -9,6 +9,7 @@ from conf.keys import TAGS
 from conf.schema import RunConfig
 from conf.sections.section import Section
 
+NAMED_DIGITS = 6  # of a digest, in the name of a run
 _SECTIONS = ("input", "model", "warm_start", "optimizer", "schedule", "exchange", "training")
 _OF_THE_ORDER = ("name", "cache_limit_gib")
 """Settings of the reader that may change the order of samples."""

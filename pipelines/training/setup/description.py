@@ -15,6 +15,7 @@ from pipelines.storage.locations import redacted
 from pipelines.tracking.journal.local_run import DESCRIPTION_TAG, DatasetFacts, Description
 from pipelines.tracking.models.model_metadata import ModelMetadata, SplitSamples
 from pipelines.tracking.store.experiments import chosen_experiment
+from pipelines.training.driver.identity import NAMED_DIGITS, training_digest
 from pipelines.training.setup.bands import seen_bands, used_groups
 
 _NO_SETTINGS_OF_A_TRAINING = (
@@ -39,20 +40,23 @@ def describe_run(config: RunConfig, manifest: Manifest, tags: Mapping[str, str])
     own = tags_of(config, manifest)
     return Description(
         chosen_experiment(config.tracking.experiment, offline=config.tracking.offline),
-        config.tracking.run_name or run_name(own),
+        config.tracking.run_name or run_name(own, config.training, training_digest(config, manifest.fingerprint)),
         parameters_of(config, manifest),
         {DESCRIPTION_TAG: _sentence(own, config.training.epochs, manifest), **own, **tags},
         dataset_facts(config.dataset.path, manifest),
     )
 
 
-def run_name(tags: Mapping[str, str]) -> str:
-    """Return a name from what differs most between runs: network, optimizer, global batch, codec, precision, workers.
+def run_name(tags: Mapping[str, str], training: TrainingConfig, digest: str) -> str:
+    """Return a name that differs wherever the settings or the dataset do, with those that differ most between runs.
 
-    An example is `r50-lars-g512-onebit-4w`. Codec none and precision float32 are left out.
+    An example is `r50-lars-g512-onebit-4w-90e-s1-5f3a9c`: network, optimizer, global batch, codec, workers, epochs,
+    seed, and the beginning of the digest. Codec none and precision float32 are left out.
 
     Args:
         tags: Tags of the run, see `tags_of`.
+        training: The section.
+        digest: Digest of all that determines the result.
     """
     codec, precision = tags["codec"], tags["precision"]
     parts = [
@@ -62,6 +66,9 @@ def run_name(tags: Mapping[str, str]) -> str:
         *([codec] if codec != "none" else []),
         *([precision.replace("float", "f")] if precision != TrainingConfig.default("precision") else []),
         f"{tags['workers']}w",
+        f"{training.epochs}e",
+        f"s{training.seed}",
+        digest[:NAMED_DIGITS],
     ]
     return "-".join(parts)
 

@@ -145,13 +145,13 @@ def test_diverged_trainings_have_one_count_and_a_line_for_each_reason() -> None:
     made = compared([*steps[:30], *(run.model_copy(update=high) for run in runs[30:])])
     said = re.findall("<li>(.*)</li>", section(made.page, "table"))
     assert [line.split(")")[0] for line in said] == [
-        "30 of 40 trainings diverged (groups 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, ...",
-        "10 of 40 trainings diverged (groups 11, 12, 13, 14, 15, 16, 17, 18, 19, 20",
+        "30 of 40 trainings (groups 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, ...",
+        "10 of 40 trainings (groups 11, 12, 13, 14, 15, 16, 17, 18, 19, 20",
     ]
-    assert said[0].endswith("for example: the loss is nan at step 0")
+    assert said[0].endswith("), for example: diverged: the loss is nan at step 0")
     assert "at chance level" in said[1]
     assert "40 of 40 trainings diverged" in made.notes[0]
-    assert "(2 of 2 trainings diverged: the loss is nan at step 10; the last training loss" in lines_of(made)[-10]
+    assert "(2 of 2 trainings diverged: the loss is nan at step 10; diverged: the last" in lines_of(made)[-10]
     assert "; with the diverged 0." in lines_of(made)[-10]
     assert made.page.count("2 of 2 trainings diverged;\nwith them 0.") == 20
 

@@ -38,8 +38,7 @@ def test_a_users_own_client_finds_our_runs(
     named = [record.getMessage() for record in caplog.records if record.name == store.__name__]
     keeps = f"has runs, and the store is {run.uri} now, as in MLflow itself: to keep the earlier one, set"
     assert named == [f"{here}/mlruns/mlflow.db {keeps} MLFLOW_TRACKING_URI={earlier}"] * bool(earlier_runs)
-    ignored = (project / ".gitignore").read_text().splitlines()
-    assert {"/mlflow.db*", "/mlruns/"} <= {*ignored}
+    assert {"/mlflow.db*", "/mlruns/"} <= {*(project / ".gitignore").read_text().splitlines()}
 
 
 @pytest.mark.parametrize(

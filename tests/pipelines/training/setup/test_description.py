@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from mlflow import MlflowClient
@@ -6,7 +7,7 @@ from mlflow.data.schema import TensorDatasetSchema
 
 from conf.load import load
 from pipelines.tracking.store.runs import start_run
-from pipelines.training.setup.description import dataset_facts, describe_run, parameters_of, run_name, tags_of
+from pipelines.training.setup.description import dataset_facts, describe_run, parameters_of
 from tests.pipelines.training.manifests import rgb_manifest
 
 MANIFEST = rgb_manifest(splits={"train": (3, 4)}, archive="eurosat_rgb", settings={"seed": 7})
@@ -15,17 +16,21 @@ MANIFEST = rgb_manifest(splits={"train": (3, 4)}, archive="eurosat_rgb", setting
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
-        ([], "r18-lars-g8-2w"),
-        (["exchange.codec=onebit", "training.accumulation_steps=64"], "r18-lars-g512-onebit-2w"),
-        (["training.precision=bfloat16", "optimizer=sgd"], "r18-sgd-g8-bf16-2w"),
-        (["model={name: resnet_cifar, depth: 20}"], "cifar20-lars-g8-2w"),
-        (["model={name: resnet9}"], "resnet9-lars-g8-2w"),
-        (["model={name: airbench}"], "airbench-lars-g8-2w"),
-        (["model={name: import, path: 'keras.applications:MobileNet'}"], "mobilenet-lars-g8-2w"),
+        ([], "r18-lars-g8-2w-2e-s0"),
+        (["exchange.codec=onebit", "training.accumulation_steps=64"], "r18-lars-g512-onebit-2w-2e-s0"),
+        (["training.precision=bfloat16", "optimizer=sgd"], "r18-sgd-g8-bf16-2w-2e-s0"),
+        (["model={name: resnet_cifar, depth: 20}"], "cifar20-lars-g8-2w-2e-s0"),
+        (["model={name: resnet9}"], "resnet9-lars-g8-2w-2e-s0"),
+        (["model={name: airbench}"], "airbench-lars-g8-2w-2e-s0"),
+        (["training.epochs=3", "training.seed=7"], "r18-lars-g8-2w-3e-s7"),
+        (["model={name: import, path: 'keras.applications:MobileNet'}"], "mobilenet-lars-g8-2w-2e-s0"),
     ],
 )  # fmt: skip
 def test_the_name_says_what_differs(settings: list[str], name: str) -> None:
-    assert run_name(tags_of(load("smoke", settings), MANIFEST)) == name
+    decays = ([*settings, f"optimizer.weight_decay={decay}"] for decay in (0.1, 0.2))
+    names = [str(describe_run(load("smoke", each), MANIFEST, {}).name) for each in decays]
+    assert all(re.fullmatch(f"{name}-[0-9a-f]{{6}}", each) for each in names)
+    assert names[0] != names[1], "they differ wherever settings do"
 
 
 def test_only_settings_with_an_effect_are_parameters() -> None:
