@@ -124,6 +124,17 @@ def is_inside(name: str) -> bool:
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and not re.search("://|\0", name)
 
 
+def inside(name: str, folder: object) -> str:
+    """Return a name that a file or a server gives, which must be a path inside a folder (`is_inside`).
+
+    Raises:
+        ValueError: It is absolute, a URL, or leads out of the folder.
+    """
+    if not is_inside(name):
+        raise ValueError(f"{name!r} must be a path inside {folder}")
+    return name
+
+
 def is_url(location: str) -> bool:
     """Return whether an absolute location is a URL and not a path."""
     return "://" in location

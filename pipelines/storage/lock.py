@@ -9,7 +9,7 @@ from typing import IO
 
 from pipelines.storage.folder import Location
 from pipelines.storage.lease import PROGRESS_FOLDER, check_held, lease
-from pipelines.storage.whole_files import NO_LOCKS, is_open_at, remove_if_empty
+from pipelines.storage.whole_files import NO_LOCKS, is_open_at, refuse_link, remove_if_empty
 
 
 def followed(folder: Location) -> Location:
@@ -76,6 +76,7 @@ def _hold_local(path: Path, dataset: Location) -> Iterator[Callable[[], None]]:
 
 def _take(path: Path, dataset: Location) -> IO[str] | None:
     """Lock the file; return None if the file system has no locks."""
+    refuse_link(path, "unfinished dataset")
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -42,6 +42,16 @@ def takes_whole_files_only(folder: Path) -> bool:
             probe.unlink(missing_ok=True)
 
 
+def refuse_link(path: Path, owner: str) -> None:
+    """Refuse a symbolic link in place of a file or folder of ours: its target would be read, written or removed.
+
+    Raises:
+        ValueError: The path is a link; the message says that no `owner` contains one.
+    """
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link, which no {owner} contains: remove it")
+
+
 @contextmanager
 def os_errors_as(kind: type[Exception], text: str) -> Iterator[None]:
     """Convert errors of the operating system within the block to one line: a text, and the system's reason.

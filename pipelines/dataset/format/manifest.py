@@ -17,7 +17,7 @@ from pipelines.machine.console import escape
 from pipelines.machine.json_text import parse_json
 from pipelines.sample import ImageGroup, Task
 from pipelines.storage.folder import Location
-from pipelines.storage.locations import is_inside
+from pipelines.storage.locations import inside
 
 FILE_NAME = "dataset.json"
 FORMAT_VERSION = 2
@@ -45,9 +45,7 @@ class Shard(_Part):
     @field_validator("file")
     @classmethod
     def _is_inside(cls, file: str) -> str:
-        if not is_inside(file):
-            raise ValueError(f"shard {file!r} must be a path inside the dataset")
-        return file
+        return inside(file, "the dataset")
 
     @property
     def rows(self) -> int:

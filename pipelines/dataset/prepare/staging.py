@@ -218,7 +218,7 @@ def clean_up(dataset: Location) -> None:
     if mark is None or not dataset.exists(FILE_NAME):
         return
     if dataset.is_local and mark.replaced is not None:
-        for old in (staging_of(dataset), _aside(dataset)):
+        for old in [each for each in (staging_of(dataset), _aside(dataset)) if not each.path.is_symlink()]:
             if old.exists(FILE_NAME) and _digest(old) == mark.replaced:
                 remove_files(old, files_of_finished(old, read_manifest(old)), last=FILE_NAME)
             remove_empty(old)

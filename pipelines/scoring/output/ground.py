@@ -26,6 +26,7 @@ from pipelines.sample import ImageGroup
 from pipelines.scoring.output.ground_geometry import GroundPredictions, cell_of, patch_metres, raster_of, rings_of
 from pipelines.scoring.output.output import FILE_NAME
 from pipelines.storage.folder import Location
+from pipelines.storage.locations import inside
 
 SUFFIXES = (".geojson", ".tif")
 _NOTHING = 255
@@ -127,7 +128,7 @@ def read_ground(output: Location, groups: Sequence[ImageGroup], tile: str | None
     names = tuple(manifest["class_names"])
     tables, tiles, rows, unplaced = [], set(), 0, 0
     for part in manifest["parts"]:
-        with output.open(part["file"]) as file:
+        with output.open(inside(part["file"], output)) as file:
             table = pq.read_table(file, columns=list(_COLUMNS))
         if tile is not None:
             tiles |= set(pc.unique(table["tile"]).to_pylist())

@@ -187,12 +187,12 @@ def _of_manifest(output: Location) -> list[WrittenPart]:
     try:
         parts = parse_json(output.read(FILE_NAME))["parts"]
         rejected = pq.read_table(pa.BufferReader(output.read(REJECTED_FILE))).to_pylist()
+        by_part: dict[str, list[dict[str, str]]] = {}
+        for row in rejected:
+            by_part.setdefault(row.pop("part"), []).append(row)
+        return [_WRITTEN_PART.validate_python({**part, "rejected": by_part.get(part["file"], [])}) for part in parts]
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
         return []
-    by_part: dict[str, list[dict[str, str]]] = {}
-    for row in rejected:
-        by_part.setdefault(row.pop("part"), []).append(row)
-    return [_WRITTEN_PART.validate_python({**part, "rejected": by_part.get(part["file"], [])}) for part in parts]
 
 
 def outdated_parts(source: Source, found: Mapping[str, WrittenPart]) -> set[str]:

@@ -16,7 +16,13 @@ from typing import Any, Literal
 
 from pipelines.machine.json_text import parse_json
 from pipelines.storage.locations import is_inside
-from pipelines.storage.whole_files import copy_folder, remove_if_empty, sync_to_disk, takes_whole_files_only
+from pipelines.storage.whole_files import (
+    copy_folder,
+    refuse_link,
+    remove_if_empty,
+    sync_to_disk,
+    takes_whole_files_only,
+)
 
 Kind = Literal["metrics", "tags", "file", "folder"]
 _LINES = "entries.jsonl"
@@ -77,8 +83,7 @@ class Journal:
                 can write into a run's folder could otherwise let another user upload and remove files.
         """
         for part in (folder.parent, folder, folder / _FILES, folder / _LINES):
-            if part.is_symlink():
-                raise ValueError(f"{part} is a link, which no journal contains: remove it")
+            refuse_link(part, "journal")
         self._copy = folder if takes_whole_files_only(folder) else None
         self.folder = folder if self._copy is None else Path(tempfile.mkdtemp(prefix="groundswell-journal-"))
         if self._copy is not None and self._copy.is_dir():

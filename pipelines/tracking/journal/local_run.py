@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Annotated, Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
-from pipelines.storage.whole_files import NO_LOCKS, takes_whole_files_only, write_whole
+from pipelines.storage.whole_files import NO_LOCKS, refuse_link, takes_whole_files_only, write_whole
 
 FILE_NAME = "run.json"
 CONFIG_FILE = "config.yaml"
@@ -62,7 +62,7 @@ class Description:
 class LocalRun:
     """The state of a run in its own folder, the file `run.json`."""
 
-    run_id: str
+    run_id: Annotated[str, Field(pattern=r"^\w[\w-]*$")]
     """The store's identifier; a local one while the run is not in the store."""
     description: Description
     started: int
@@ -123,13 +123,17 @@ def locked(folder: Path) -> Iterator[None]:
 
     Raises:
         RunLockedError: Another process has locked it.
+        ValueError: The folder contains a link. Whoever made it could let this process write or remove other files.
     """
+    refuse_link(folder / LOCK_NAME, "folder of a run")
     if takes_whole_files_only(folder):
         _warn_of_no_locks(folder)
         yield
         return
     with (folder / LOCK_NAME).open("a+") as lock:
         _take(lock, folder)
+        for path in folder.rglob("*"):
+            refuse_link(path, "folder of a run")
         yield  # the lock file stays: after a removal, two processes could lock two files of the same name
 
 

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipelines.storage.locations import redacted
+from pipelines.storage.locations import inside, redacted
 from pipelines.storage.whole_files import remove_if_empty
 from pipelines.tracking.journal.journal import journals
 from pipelines.tracking.journal.local_run import FILE_NAME, LocalRun, is_locked, locked, read_local_run
@@ -102,6 +102,7 @@ def _stored(folder: Path, local: LocalRun) -> TrackedRun:
     if local.is_stored:
         return TrackedRun(tracking_uri(), local.run_id)
     run = runs.store_run(local)
+    inside(run.run_id, folder.parent)
     replace(local, run_id=run.run_id, is_stored=True).write(folder)
     return run
 

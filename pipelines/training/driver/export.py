@@ -117,13 +117,17 @@ def log_trained(
         step=step,
         name=MODEL,
         promotion=Promotion(tracking.promote_metric, tracking.promote_margin),
-        example=_example(config.dataset.path, config.reader, served),
+        example=_example(config.dataset.path, config.reader, served, manifest),
     )
 
 
-def _example(dataset: str, reader: ReaderConfig, model: keras.Model) -> dict[str, NDArray[np.generic]] | None:
-    """Return the first training sample as the model takes it; None if the dataset can no longer be read."""
+def _example(
+    dataset: str, reader: ReaderConfig, model: keras.Model, manifest: Manifest
+) -> dict[str, NDArray[np.generic]] | None:
+    """Return the first training sample as the model takes it; None if the run's dataset can no longer be read."""
     try:
+        if read_manifest(dataset).fingerprint != manifest.fingerprint:  # others see the example beside the model
+            raise ValueError(f"{dataset} is another dataset than that of the run")
         split = SplitReader(dataset, TRAINING_SPLIT, reader_settings(reader))
         return inputs_of(model, split.gather(np.zeros(1, np.int64)).images)
     except (OSError, RuntimeError, ValueError) as error:

@@ -17,6 +17,7 @@ from pipelines.dataset.format.files import check_outside
 from pipelines.storage.copies import fetch, publish
 from pipelines.storage.folder import Location, StorageError
 from pipelines.storage.lease import check_held, lease
+from pipelines.storage.locations import inside
 from pipelines.storage.whole_files import takes_whole_files_only
 from pipelines.tracking.journal.journal import driver_journal, journals, rank_journal
 from pipelines.tracking.journal.local_run import RunLockedError, locked
@@ -25,8 +26,12 @@ CHECKPOINTS = "checkpoints"
 
 
 def run_location(output: str, run_id: str) -> Location:
-    """Return the location of a run in `training.output`: its folder or its URL."""
-    return Location(output) / run_id
+    """Return the location of a run in `training.output`: its folder or its URL.
+
+    Raises:
+        ValueError: The identifier, which a server or a file gives, leads out of `training.output`.
+    """
+    return Location(output) / inside(run_id, f"training.output={output}")
 
 
 def checkpoints_of(output: str, run_id: str) -> Location:

@@ -8,6 +8,7 @@ from pathlib import Path
 from pipelines.storage.copies import publish
 from pipelines.storage.folder import Location
 from pipelines.storage.lease import LEASE_PREFIX
+from pipelines.storage.locations import is_inside
 from pipelines.tracking.journal.journal import journals
 from pipelines.tracking.journal.local_run import FILE_NAME, LOCK_NAME, read_local_run
 from pipelines.tracking.journal.sync import Synced, adopt, lacks_something, sync
@@ -24,7 +25,7 @@ def unsynced_behind(output: Location) -> list[Location]:
         StorageError: The storage cannot be used.
     """
     output.check()
-    return [output / name for name in output.names() if _lacks_something(output / name)]
+    return [output / name for name in output.names() if is_inside(name) and _lacks_something(output / name)]
 
 
 def sync_behind(location: Location, log_model: Callable[[Path, TrackedRun, None, Location], str]) -> Synced:

@@ -82,7 +82,7 @@ def read_weights(config: WarmStartConfig) -> "TrainedWeights":
         return TrainedWeights(_arrays_of(keras.saving.load_model(config.source, compile=False)), None, None)
     state, arrays = read_arrays(Location(config.source))
     # Keras appends a number to the name of a process's second and later optimizers.
-    optimizer = re.compile(rf"{state.settings['optimizer.name']}(_\d+)?\.")
+    optimizer = re.compile(rf"{re.escape(state.settings['optimizer.name'])}(_\d+)?\.")
     named = [(name.partition(":")[2], value) for name, value in arrays.items()]
     found = _by_name((name, value) for name, value in named if not optimizer.match(name))
     return TrainedWeights(found, *(parse_json(state.settings[key]) for key in (_BANDS, _CLASSES)))

@@ -24,6 +24,7 @@ from pipelines.training.checkpoint.state import (
 )
 from pipelines.training.driver.checks import check_output
 from pipelines.training.driver.output import RankJournal, locked_run, publish_records, records_folder, run_location
+from pipelines.training.driver.remote_runs import unsynced_behind
 
 
 def state(step: int) -> TrainingState:
@@ -132,6 +133,8 @@ def test_records_are_copied_there_and_back(place: Location, tmp_path: Path) -> N
     place.write("../../escaped", b"of another user")
     with pytest.raises(ValueError, match=r"has a file '\.\./\.\./escaped', whose name leads out of this folder"):
         fetch(place, theirs)
+    place.parent.write("../run.json", b"{}")
+    assert unsynced_behind(place.parent) == [place]
 
 
 def test_a_journal_that_was_not_fetched_stays_after_a_failure(s3_folder: str, place: Location) -> None:

@@ -94,12 +94,18 @@ def test_the_best_epochs_model_and_its_average_are_made_from_checkpoints(mlflow_
     assert sorted(each.step for each in models) == [4, 4, 8, 8]
 
 
-def test_frozen_layers_have_no_average(mlflow_store: str, tmp_path: Path) -> None:
-    config = load("smoke", [SMALL, "training.ema=0.9", "warm_start={source: /x.npz, frozen_layers: ['stem*']}"])
+def test_frozen_layers_have_no_average_and_another_dataset_gives_no_example(
+    mlflow_store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    warm_start, dataset = "warm_start={source: /x.npz, frozen_layers: ['stem*']}", tmp_path / "dataset"
+    config = load("smoke", [SMALL, "training.ema=0.9", warm_start, f"dataset.path={dataset}"])
+    dataset.mkdir()
+    write_manifest(MANIFEST.model_copy(update={"source_fingerprint": "of another archive"}), dataset)
     folder = new_run(tmp_path, config)
     trained, uri = write_checkpoint(folder, config, 4, [{"val/top_1": 0.9}]), export_model(Location.at(folder))
     assert_exported(uri, trained)
     assert_averaged(uri, trained)
+    assert "dataset is another dataset than that of the run" in caplog.text
 
 
 def test_layers_without_names_are_found_in_every_export_of_a_process(
