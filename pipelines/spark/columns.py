@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from pipelines.spark.jobs import on_drivers_python
+
 
 def quoted(name: str) -> str:
     """Return a column's name for SQL, where a dot would mean a field of a struct."""
@@ -42,4 +44,5 @@ def map_columns(
         return function(pa.RecordBatch.from_arrays(batch.columns, list(names)) for batch in batches)
 
     numbered = select_columns(frame, names).toDF(*(f"column_{number}" for number in range(len(names))))
-    return numbered.mapInArrow(renamed, schema)  # type: ignore[arg-type]
+    with on_drivers_python(frame.sparkSession):
+        return numbered.mapInArrow(renamed, schema)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JNetworkError
@@ -16,7 +17,15 @@ from pyspark.util import InheritableThread
 
 from pipelines.machine.versions import check_this_executor, imported_version
 from pipelines.spark.connect import Item, Value, call_each
-from pipelines.spark.jobs import JobCancelledError, cancellation_in, reason_of, tag_jobs
+from pipelines.spark.jobs import (
+    LOST_PYTHON,
+    JobCancelledError,
+    for_executors,
+    known_error,
+    on_drivers_python,
+    reason_of,
+    tag_jobs,
+)
 from pipelines.spark.session import check_running, is_connect, is_local_mode
 from pipelines.storage.folder import Location
 
@@ -191,7 +200,10 @@ def _call_each(
 
     context = spark.sparkContext
     tag_jobs(context, tags[0], description)
-    return context.parallelize(items, len(items)).map(checked).collect()
+    with on_drivers_python(spark):
+        calls = context.parallelize(items, len(items)).mapPartitions(for_executors(partial(map, checked)))
+        calls.id()
+    return calls.collect()
 
 
 def _explained(
@@ -208,9 +220,10 @@ def _explained(
         reason = reason_of(error)
     except (Py4JError, OSError):  # the JVM died just now
         return RuntimeError(f"Spark's JVM has died{_exit_of_jvm(spark)}; {remedy}")
-    if (cancellation := cancellation_in(reason)) is not None:
-        return JobCancelledError(f"{cancellation}; {remedy}")
-    if "Python worker exited unexpectedly" in reason:
+    executors = "the server's" if is_connect(spark) else spark.sparkContext.pythonExec
+    if (known := known_error(reason, executors)) is not None:
+        return type(known)(f"{known}; {remedy}")
+    if LOST_PYTHON.search(reason):
         return LostWorkerError(f"{_lost_worker(reason, files, less_memory)}; {remedy}")
     # The last line of the Python traceback says what happened: no space left, a lost executor.
     lines = [line for line in reason.split("\n\n")[0].splitlines() if line.strip()]

@@ -13,7 +13,7 @@ from pipelines.launch.driver.jvm import SparkGoneError, is_jvm_gone
 from pipelines.launch.driver.preflight import decommissioned_executor
 from pipelines.launch.rank.host import TaskResources
 from pipelines.launch.rank.task import RankResult, TaskInput, run_task
-from pipelines.spark.jobs import JobCancelledError, cancellation_in, reason_of, tag_jobs
+from pipelines.spark.jobs import for_executors, known_error, on_drivers_python, reason_of, tag_jobs
 from pipelines.spark.session import check_running, is_local_mode
 
 CANCEL_SECONDS = 10.0
@@ -55,7 +55,7 @@ class BarrierTasks:
         Raises:
             SparkGoneError: The JVM of Spark's driver has ended.
             JobCancelledError: Someone else has cancelled the stage.
-            RuntimeError: The session has been stopped.
+            RuntimeError: The session has been stopped, or the executors' Python cannot run the driver's functions.
         """
         if self._error is None:
             return None
@@ -63,8 +63,8 @@ class BarrierTasks:
             raise SparkGoneError from None
         check_running(self._spark)
         reason = reason_of(self._error)
-        if (cancellation := cancellation_in(reason)) is not None:
-            raise JobCancelledError(cancellation) from None
+        if (error := known_error(reason, self._context.pythonExec)) is not None:
+            raise error from None
         return reason
 
     def stop_reason(self) -> str | None:
@@ -109,7 +109,10 @@ class BarrierTasks:
     def _submit(self, size: int, function: Callable[[Iterable[int]], Iterator[RankResult]]) -> None:
         try:
             tag_jobs(self._context, self._tag, self._description)
-            self._results = self._context.parallelize(range(size), size).barrier().mapPartitions(function).collect()
+            with on_drivers_python(self._spark):
+                tasks = self._context.parallelize(range(size), size).barrier().mapPartitions(for_executors(function))
+                tasks.id()
+            self._results = tasks.collect()
         except BaseException as error:
             self._error = error
 

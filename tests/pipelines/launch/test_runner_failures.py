@@ -14,7 +14,6 @@ from typing import Any
 
 import psutil
 import pytest
-from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
 from jobs.shell.session import spark_session
@@ -27,7 +26,6 @@ from pipelines.launch.runner import Attempt, BarrierRunner, WorkerError
 from pipelines.launch.wire.channel import DriverChannel
 from pipelines.launch.wire.messages import JsonObject
 from pipelines.spark.connect import send
-from pipelines.spark.jobs import JobCancelledError
 from pipelines.spark.tasks import run_tasks
 from pipelines.storage.folder import Location
 from pipelines.tracking.store.runs import end_run, start_run
@@ -157,37 +155,6 @@ def test_an_interrupt_cancels_the_stage_and_reaches_the_caller(spark: SparkSessi
         signal.signal(signal.SIGINT, previous)
     wait_until(lambda: not any(alive(int(path.read_text())) for path in tmp_path.iterdir()))
     assert BarrierRunner(spark, 2).run(len, "ab") == 2
-
-
-@pytest.mark.parametrize(("by", "said"), [("Group", "part of cancelled job group mine"), ("sWithTag", "job tags mine")])
-def test_ranks_end_where_the_callers_jobs_are_cancelled(
-    spark: SparkSession, tmp_path: Path, by: str, said: str
-) -> None:
-    """As a notebook's stop button does, with the group of its cell."""
-    context, errors = spark.sparkContext, []
-
-    def function() -> None:
-        (tmp_path / os.environ["HOROVOD_RANK"]).write_text(str(os.getpid()))
-        time.sleep(TOO_LONG)
-
-    def cell() -> None:
-        context.setJobGroup("mine", "my cell")
-        context.addJobTag("mine")
-        with pytest.raises(JobCancelledError) as caught:
-            BarrierRunner(spark, 2, retries=5).run(function)
-        errors.append(str(caught.value))
-
-    thread = InheritableThread(target=cell, daemon=True)
-    thread.start()
-    wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
-    (job,) = context.statusTracker().getActiveJobsIds()
-    assert context._jsc.sc().statusStore().job(job).description().get() == "my cell"
-    getattr(context, f"cancelJob{by}")("mine")
-    thread.join(patient(60))
-    wait_until(lambda: not any(alive(int(path.read_text())) for path in tmp_path.iterdir()))
-    (line,) = errors
-    assert line.startswith("the Spark job was cancelled from outside (")
-    assert said in line
 
 
 def test_infrastructure_is_tried_again_after_a_wait_that_doubles(
