@@ -72,7 +72,8 @@ class TrackingConfig(Section):
     challenger. A repair may have made the dataset another one: move the alias in MLflow then."""
     offline: bool = False
     """Whether to train without MLflow: the records stay with the checkpoints until `groundswell sync` writes them to
-    MLflow. From then on the run has MLflow's identifier."""
+    MLflow. From then on the run has MLflow's identifier. Without this setting MLflow must answer at the start (exit
+    code 4). An outage after the start does not stop the training."""
     target: float | None = None
     """Target for the metric training.selection.metric (null there: val/f1_micro or val/top_1): the run's summary has
     the samples and seconds to reach it. Null: no target."""

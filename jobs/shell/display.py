@@ -127,7 +127,7 @@ class TrainingDisplay:
     def _say_tracking(self, process: str, news: "News", reason: str) -> None:
         """Say once that MLflow is away, for driver and rank 0 together, and once that both reach it again."""
         if news == "refused":
-            say(f"MLflow refuses a write, which is lost: {reason}")
+            say(f"MLflow refuses a write for good: {reason}")
             return
         before = bool(self._without_tracking)
         (self._without_tracking.add if news == "away" else self._without_tracking.discard)(process)

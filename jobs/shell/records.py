@@ -90,7 +90,7 @@ def start_run_of_model(
         manifest: The dataset's.
         parameters: Parameters in addition to model and dataset.
         scores: The scores, for the error text.
-        result: The function that gets the run's id.
+        result: Result that gets the run's id.
         verb: The verb that measured the model.
         name: Name of the run.
         context: How the dataset is used.

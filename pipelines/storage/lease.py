@@ -29,11 +29,16 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def lease(folder: Location, inside: str) -> Iterator[str]:
+def lease(folder: Location, inside: str, output: Location | None = None) -> Iterator[str]:
     """Hold a folder; yield the path of the lease in it, `<inside>/lease-<random id>.json`.
 
     A lease is dead if it was not refreshed for `DEAD_SECONDS`, or at once if its process ran on this machine and has
     ended.
+
+    Args:
+        folder: Folder on the storage whose clock measures the ages.
+        inside: Path of the folder of leases in it.
+        output: What the job writes, for messages; None: the folder.
 
     Raises:
         RuntimeError: Another job holds the folder.
@@ -44,7 +49,7 @@ def lease(folder: Location, inside: str) -> Iterator[str]:
     kept = threading.Event()
     try:
         # First list the dead leases in ours, then delete them: an owner that only looked dead may rewrite its lease.
-        dead_ones = _dead_ones(folder, inside, name)
+        dead_ones = _dead_ones(folder, inside, name, output or folder)
         content = json.dumps(owner | {"replaces": dead_ones}).encode()
         folder.write(name, content)
         for dead in dead_ones:
@@ -65,8 +70,10 @@ def lease(folder: Location, inside: str) -> Iterator[str]:
             _log.warning("%s cannot be removed (%s): the folder is free again in %g s", name, error, DEAD_SECONDS)
 
 
-def check_held(folder: Location, inside: str) -> None:
+def check_held(folder: Location, inside: str, output: Location | None = None) -> None:
     """Make sure, before a step that cannot be undone, that no other job has replaced this one's lease.
+
+    The arguments are those of `lease`.
 
     Raises:
         RuntimeError: Another job has replaced it.
@@ -74,7 +81,8 @@ def check_held(folder: Location, inside: str) -> None:
     own = {"pid": os.getpid(), "machine": _machine()}
     if not any(own.items() <= owner.items() for owner in _valid(folder, inside).values()):
         raise RuntimeError(
-            f"{folder}: the storage was out of reach for more than {DEAD_SECONDS:.0f} s and another job took over"
+            f"{output or folder}: another job took over, as by the storage's clock this one gave no sign for "
+            f"{DEAD_SECONDS:.0f} s: the storage was out of reach, or this job was suspended, or the clock has jumped"
         )
 
 
@@ -86,7 +94,7 @@ def _valid(folder: Location, inside: str) -> dict[str, dict[str, Any]]:
     return {name: owner for name, owner in leases.items() if name not in replaced}
 
 
-def _dead_ones(folder: Location, inside: str, own: str) -> list[str]:
+def _dead_ones(folder: Location, inside: str, own: str, output: Location) -> list[str]:
     """Return the names of the leases of jobs that have ended; raise an error if another job is running."""
     dead = []
     now = folder.modified(own)
@@ -101,9 +109,11 @@ def _dead_ones(folder: Location, inside: str, own: str) -> list[str]:
         # Only on this machine its process can be looked up.
         has_ended = owner.get("machine") == _machine() and not is_process(owner.get("pid"))
         if age <= DEAD_SECONDS and not has_ended:
+            seen = f"seen {age:.0f} s ago" if age >= 0 else f"seen {-age:.0f} s in the future, as the clock has jumped"
             raise RuntimeError(
-                f"another job is writing {folder} (process {owner.get('pid')} on {owner.get('host')}, seen {age:.0f} s "
-                f"ago): wait for it, or stop it; a job that was killed counts as stopped after {DEAD_SECONDS:.0f} s"
+                f"another job is writing {output} (process {owner.get('pid')} on {owner.get('host')}, {seen}): wait "
+                f"for it, or stop it; a job that was killed counts as stopped {DEAD_SECONDS:.0f} s after its last "
+                f"sign, or remove {folder}/{path}"
             )
         dead.append(other)
     return dead

@@ -61,8 +61,8 @@ def _hold_local(path: Path, dataset: Location) -> Iterator[Callable[[], None]]:
         parent, inside = Location(str(path.parent)), f".{dataset.name}.incomplete.lease"
         parent.make(inside)
         try:
-            with lease(parent, inside):
-                yield lambda: check_held(parent, inside)
+            with lease(parent, inside, dataset):
+                yield lambda: check_held(parent, inside, dataset)
         finally:
             remove_if_empty(path.parent / inside)  # unless it holds another job's lease
         return

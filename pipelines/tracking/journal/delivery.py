@@ -60,7 +60,8 @@ def warn(news: News, reason: str) -> None:
 class Delivery:
     """Delivers the entries of a journal in order, and repeats each one until the store has accepted it.
 
-    If the store refuses an entry for good, this reports it once and drops the entry. A store without the run, or with
+    If the store refuses an entry for good, this reports it once and drops the entry. A refused file is kept in the
+    run's folder, and the report names it. A store without the run, or with
     the run among the deleted ones, counts as not answering, because the run may be restored. Repeating an accepted
     write changes nothing in the store, because points contain the time of their measurement.
     """
@@ -168,6 +169,7 @@ class Delivery:
 
     def _deliver(self, entry: Entry) -> bool:
         """Try to deliver one entry; return whether it is delivered or dropped."""
+        kept = None
         try:
             if not self._journal.is_replaced(entry):
                 self._send(entry)
@@ -175,12 +177,13 @@ class Delivery:
             if not _is_refusal(error, entry) or not self._has_run():
                 self._store_is_away(error)
                 return False
-            self._tell_refused(reason_of(error), entry.path)
+            kept = self._journal.refused_as(entry)
+            self._tell_refused(reason_of(error) + (f"; it is kept as {kept}" if kept else ""), entry.path)
         if self._reason:
             self._reason = ""
             _log.info("MLflow answers again")
             self._on_news("back", "")
-        self._journal.delivered(entry)
+        self._journal.delivered(entry, kept)
         return True
 
     def _has_run(self) -> bool:

@@ -27,6 +27,8 @@ from pipelines.storage.whole_files import (
 Kind = Literal["metrics", "tags", "file", "folder"]
 _LINES = "entries.jsonl"
 _FILES = "files"
+_REFUSED = "refused"
+"""Folder in a run's folder with the artifacts that the store refuses for good."""
 LONG_BYTES = 1 << 20
 """Size at which a journal is rewritten without its delivered entries: every checkpoint may copy it."""
 
@@ -205,8 +207,15 @@ class Journal:
                 if later.number > entry.number
             )
 
-    def delivered(self, entry: Entry) -> None:
-        """Remove the oldest entry, which the store has accepted."""
+    def refused_as(self, entry: Entry) -> Path | None:
+        """Return the place in the run's folder for a file that the store refuses; None: there is no such folder."""
+        place = (self._copy or self.folder).resolve()
+        kept = place.parent.parent / _REFUSED / entry.path
+        is_of_a_run = entry.kind == "file" and place.parent.name == journals(Path()).name
+        return kept if is_of_a_run and is_inside(entry.path) and kept.resolve() == kept else None
+
+    def delivered(self, entry: Entry, keep_as: Path | None = None) -> None:
+        """Remove the oldest entry, which the store has accepted, or refuses: then its file may be kept elsewhere."""
         # All steps are inside the lock: a thread that sees an empty journal may close it at once.
         with self._lock:
             first = self._pending.popleft()
@@ -215,6 +224,9 @@ class Journal:
                 OSError, ValueError
             ):  # a full disk or a closed file: the entry is delivered again, which is harmless
                 if entry.kind == "file":
+                    if keep_as is not None:
+                        keep_as.parent.mkdir(parents=True, exist_ok=True)
+                        shutil.move(self.file_of(self.content(entry)), keep_as)
                     shutil.rmtree(self.file_of(self.content(entry)).parent, ignore_errors=True)
                 self._write({"delivered": entry.number})
             self._places.pop(entry.number, None)

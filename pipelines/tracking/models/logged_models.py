@@ -83,18 +83,19 @@ def _ending(name: str) -> str:
 
 
 def _models_of(client: MlflowClient, run_id: str, step: int | None = None) -> Iterator[LoggedModel]:
-    """Yield the models that a run has logged, after any number of steps or after this one."""
-    outputs = client.get_run(run_id).outputs
-    for output in outputs.model_outputs if outputs else []:
-        if step in (None, output.step):
-            yield client.get_logged_model(output.model_id)
+    """Yield the models that a run has logged and nobody has deleted, after any number of steps or after this one."""
+    run = client.get_run(run_id)
+    steps = {output.model_id: output.step for output in (run.outputs.model_outputs if run.outputs else [])}
+    for model in client.search_logged_models([run.info.experiment_id], f"source_run_id = '{run_id}'"):
+        if step in (None, steps.get(model.model_id)):
+            yield model
 
 
 def _log_model(client: MlflowClient, run: TrackedRun, content: Mapping[str, Any], step: int, name: str) -> str:
-    """Log a model; unfinished ones of dead attempts are set to failed, because MLflow would show them as pending."""
+    """Log a model; those of earlier attempts whose upload failed are deleted, because MLflow would list them too."""
     for unfinished in _models_of(client, run.run_id):
-        if unfinished.status == LoggedModelStatus.PENDING:
-            client.finalize_logged_model(unfinished.model_id, LoggedModelStatus.FAILED)
+        if unfinished.status != LoggedModelStatus.READY and unfinished.tags.get(_KIND) == name:
+            client.delete_logged_model(unfinished.model_id)
     made_by = client.get_run(run.run_id)
     tags = {tag: value for tag, value in made_by.data.tags.items() if tag in _TAGS_OF_THE_RUN}
     logged = client.create_logged_model(

@@ -59,5 +59,5 @@ def test_an_outage_of_mlflow_is_told_once_and_its_end_once(capsys):
         away_line,
         "MLflow answers again and gets what was kept",
         away_line,
-        "MLflow refuses a write, which is lost: the run is deleted",
+        "MLflow refuses a write for good: the run is deleted",
     ]

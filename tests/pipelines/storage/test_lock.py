@@ -1,6 +1,7 @@
 import errno
 import fcntl
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -53,15 +54,24 @@ def test_a_file_system_without_locks_uses_a_lease(tmp_path: Path, monkeypatch: p
     dataset = Location.at(tmp_path / "dataset")
     with hold(dataset) as still_held:
         still_held()
-        with pytest.raises(RuntimeError, match=r"another job is writing .* \(process"), hold(dataset):
+        with pytest.raises(RuntimeError, match=rf"another job is writing {dataset} \(process"), hold(dataset):
             pass
         still_held()
     with hold(dataset) as still_held:
         for name in (tmp_path / ".dataset.incomplete.lease").iterdir():
             name.unlink()
-        with pytest.raises(RuntimeError, match="another job took over"):
+        with pytest.raises(RuntimeError, match=f"^{dataset}: another job took over"):
             still_held()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lease_of_the_future_is_said_to_be_one(tmp_path: Path) -> None:
+    (tmp_path / "leases").mkdir()
+    with lease(Location.at(tmp_path), "leases") as name:
+        os.utime(tmp_path / name, (2e9, 2e9))
+        told = rf"seen \d+ s in the future, as the clock has jumped\): .*or remove {tmp_path / name}$"
+        with pytest.raises(RuntimeError, match=told), lease(Location.at(tmp_path), "leases"):
+            pass
 
 
 def test_another_error_of_the_lock_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,20 +130,30 @@ def test_a_file_that_a_proxy_never_takes_is_told_of_and_does_not_stop_the_others
 ) -> None:
     door.largest_file = 1000
     run, told = start_run("tests", None, {}, {}), Told()
-    writer = RunWriter(run, tmp_path / "journal", on_news=told)
+    writer = RunWriter(run, tmp_path / "journal" / "driver", on_news=told)
     (tmp_path / "traces").mkdir()
     (tmp_path / "traces" / "trace.pb").write_bytes(bytes(2000))
-    writer.data(bytes(2000), "report.html")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "refused").mkdir()
+    (tmp_path / "refused" / "link").symlink_to(tmp_path / "elsewhere")
+    for path in ("report.html", "plots/wide.png", "link/outside.png"):
+        writer.data(bytes(2000), path)
     writer.folder(tmp_path / "traces", "traces")
     writer.data(bytes(10), "small.bin")
     writer.metrics({"train/loss": 1.0}, step=1)
     assert writer.drain() == ""
     assert [(news, reason.partition(": ")[0]) for news, reason in zip(told.news, told.reasons, strict=True)] == [
         ("refused", "report.html"),
+        ("refused", "plots/wide.png"),
+        ("refused", "link/outside.png"),
         ("refused", "traces"),
     ]
     assert "413" in told.reasons[0]
     writer.close()
+    kept = [tmp_path / "refused" / "report.html", tmp_path / "refused" / "plots" / "wide.png"]
+    assert [reason.rpartition("; it is kept as ")[2] for reason in told.reasons[:2]] == [str(path) for path in kept]
+    assert ([path.stat().st_size for path in kept], "kept" in told.reasons[2]) == ([2000, 2000], False)
+    assert not [*(tmp_path / "elsewhere").iterdir(), *(tmp_path / "journal").iterdir()]
     assert ([item.path for item in stored.list_artifacts(run.run_id)], curve(stored, run)) == (
         ["small.bin"],
         [(1, 1.0)],

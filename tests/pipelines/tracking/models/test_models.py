@@ -148,22 +148,22 @@ def test_a_model_is_named_after_its_run(model: keras.Model, mlflow_store: str, c
 
 
 @mlflow_3
-def test_a_model_whose_logging_was_cut_off_is_failed_and_logged_anew(
+def test_a_model_whose_upload_failed_is_not_listed_beside_the_one_that_is_logged_later(
     run: TrackedRun, model: keras.Model, client: MlflowClient
 ) -> None:
     from mlflow.entities import LoggedModelOutput
 
     experiment = client.get_run(run.run_id).info.experiment_id
-    left = client.create_logged_model(experiment, name="model", source_run_id=run.run_id)
-    client.log_outputs(run.run_id, [LoggedModelOutput(left.model_id, step=8)])  # here a driver was killed
+    tags, others = {"groundswell.model": "model"}, {"source_run_id": run.run_id}
+    killed, refused = (client.create_logged_model(experiment, name="model", tags=tags, **others) for _ in range(2))
+    for left in (killed, refused):
+        client.log_outputs(run.run_id, [LoggedModelOutput(left.model_id, step=8)])
+    client.finalize_logged_model(refused.model_id, "FAILED")
+    mine = client.create_logged_model(experiment, name="mine", **others)
     uri = log_model(run, model, ModelMetadata(("x",)), None, step=8)
-    assert client.get_logged_model(left.model_id).status == "FAILED"
-    (logged,) = (
-        output.model_id
-        for output in client.get_run(run.run_id).outputs.model_outputs
-        if output.model_id != left.model_id
-    )
-    assert (client.get_logged_model(logged).status, load_model(uri)[1].class_names) == ("READY", ("x",))
+    found = {each.model_id: each.status for each in client.search_logged_models([experiment])}
+    assert (found.pop(mine.model_id), list(found.values())) == ("PENDING", ["READY"])
+    assert load_model(uri)[1].class_names == ("x",)
 
 
 @pytest.mark.parametrize("has_tags_of_models", [pytest.param(True, marks=mlflow_3), False])
