@@ -1,8 +1,8 @@
 """The command `groundswell VERB ...`, with one verb per job."""
 
 import difflib
+import errno
 import importlib
-import io
 import os
 import platform
 import signal
@@ -11,12 +11,14 @@ import threading
 from collections.abc import Sequence
 
 from jobs.shell.arguments import EXIT_CODES
-from jobs.shell.command import USER_ERROR, Result, read_config, run
+from jobs.shell.command import INFRASTRUCTURE, USER_ERROR, Result, read_config, run
 from jobs.shell.verbs import VERBS, parser_of
-from pipelines.machine.console import printable
+from pipelines.machine.console import print_lossily, printable
 from pipelines.machine.packages import require
 from pipelines.machine.versions import NOT_INSTALLED, version_of
 
+_PRINTING = ("config", "list", "schedule")
+"""Verbs whose work is what they print."""
 _VERSIONS = ("pyspark", "horovod", "tensorflow-cpu", "tensorflow", "keras", "mlflow")
 
 
@@ -52,10 +54,13 @@ def main(verb: str | None = None) -> None:
     Args:
         verb: Verb of a script that spark-submit runs; None: the first argument.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show ends no job
-    code = execute(sys.argv[1:] if verb is None else [verb, *sys.argv[1:]])
+    output, _ = print_lossily("stdout"), print_lossily("stderr")
+    line = sys.argv[1:] if verb is None else [verb, *sys.argv[1:]]
+    code = execute(line)
+    if output is not None and output.lost is not None and output.lost.errno != errno.EPIPE:
+        print(printable(f"groundswell: standard output is not complete: {output.lost.strerror}"), file=sys.stderr)
+        if code == 0 and line[0] in _PRINTING:
+            code = INFRASTRUCTURE
     if threading.current_thread() is threading.main_thread():
         # The job is finished: Ctrl-C while libraries shut down prints no traceback.
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(code))

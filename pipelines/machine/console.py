@@ -1,8 +1,12 @@
 """Text from files, servers and other processes, as a terminal, a log or a page may show it."""
 
 import html
+import io
 import logging
+import os
 import re
+import select
+import sys
 import unicodedata
 from typing import Any
 
@@ -31,6 +35,38 @@ def cell(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     return printable(f"'{value}" if _FORMULA.match(unicodedata.normalize("NFKC", value)) else value)
+
+
+class LossyFile(io.FileIO):
+    """Output that may be lost without ending the job: its reader has left, or its disk is full."""
+
+    lost: OSError | None = None
+    """The error that lost a text; None: everything is written."""
+
+    def write(self, data: Any) -> int:
+        """Write bytes and return their number, also if they are lost."""
+        try:
+            while (written := super().write(data)) is None:  # a pipe that does not block is full
+                select.select([], [self], [])
+        except OSError as error:
+            self.lost, written = error, len(data)
+        return written
+
+
+def print_lossily(name: str) -> LossyFile | None:
+    """Let an error of `stdout` or `stderr` not end this process; return its file.
+
+    A text that the encoding lacks is escaped. The stream of a notebook or another program is left as it is: None.
+    """
+    stream = getattr(sys, name)
+    if stream is not getattr(sys, f"__{name}__"):
+        return None
+    # A closed descriptor must not become that of another file, which would then get the output.
+    file = LossyFile(os.open(os.devnull, os.O_RDWR) if stream is None else stream.fileno(), "w", closefd=False)
+    encoding = getattr(stream, "encoding", None)
+    text = io.TextIOWrapper(io.BufferedWriter(file), encoding, "backslashreplace", line_buffering=True)
+    setattr(sys, name, text)
+    return file
 
 
 class PrintableFormatter(logging.Formatter):

@@ -1,6 +1,7 @@
 """Text from elsewhere changes no terminal and runs in no spreadsheet."""
 
 import ast
+import json
 import logging
 import os
 import subprocess
@@ -67,3 +68,22 @@ def test_output_that_the_terminal_cannot_encode_ends_no_job() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1:strict"}
     done = subprocess.run(command, capture_output=True, env=environment, timeout=patient(60))
     assert (done.returncode, rb"/data/\u6728" in done.stdout) == (0, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("list --result result.json | true; exit ${PIPESTATUS[0]}", 0, ""),
+        ("estimate --help > /dev/full", 0, ""),
+        ("config --config demo > /dev/full", 4, "groundswell: standard output is not complete: No space left"),
+        ("list >&-", 0, ""),
+        ("list 2>&- >&- <&-", 0, ""),
+        ("lits 2> /dev/full", 2, ""),
+    ],
+)
+def test_output_that_nobody_takes_ends_no_job(line: str, code: int, said: str, tmp_path: Path) -> None:
+    """A reader that leaves, a full disk, and no output at all."""
+    command = ["bash", "-c", f"{Path(sys.executable).with_name('groundswell')} {line}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=patient(60))
+    assert (done.returncode, done.stderr.startswith(said), done.stderr == "") == (code, True, said == ""), done.stderr
+    assert [json.loads(path.read_text())["ended"] for path in tmp_path.iterdir()] == ["finished"] * ("result" in line)
