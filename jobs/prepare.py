@@ -33,13 +33,13 @@ def prepare(config: RunConfig, table: "DataFrame | None" = None) -> Manifest:
 
     Args:
         config: Archive, dataset and its layout.
-        table: With `archive.kind=table`, a DataFrame whose columns of images, labels and splits are first written as
-            Parquet files into `archive.root`, a new folder. None: the archive exists, as it does when a preparation
-            continues.
+        table: With `archive.kind=table`, a DataFrame. Its columns of images, labels and splits, its key, and the
+            columns to keep are first written as Parquet files into `archive.root`, a new folder. None: the archive
+            exists, as it does when a preparation continues.
 
     Raises:
         ValueError: The archive cannot be used; or a DataFrame is given for another kind of archive, lacks the columns,
-            or its folder is not empty.
+            has a key in several rows, or its folder is not empty.
     """
     archive, dataset, chosen = configured_archive(config), dataset_location(config), config.archive
     assert chosen is not None, "it has an archive"
@@ -73,8 +73,11 @@ def _write_table(table: "DataFrame", config: RunConfig, archive: Archive, datase
     target.check()
     check_apart(root, target)
     find_finished(target)  # refuses a folder with other content before hours of writing
-    columns = [config.archive.image, config.archive.label, *([config.archive.split] if config.archive.split else [])]
-    rows = write_frame(table, Location.at(root), columns, partial(archive.check_columns, "the DataFrame"))
+    chosen = config.archive
+    columns = [chosen.image, chosen.label, chosen.split, chosen.id, *chosen.keep]
+    names = [name for name in dict.fromkeys(columns) if name is not None]
+    check = partial(archive.check_columns, "the DataFrame")
+    rows = write_frame(table, Location.at(root), names, check, key=chosen.id)
     say(f"{root}: {rows} rows of the DataFrame")
 
 

@@ -69,7 +69,7 @@ class ImageFolderConfig(ImagesArchive):
 
 
 class TableConfig(ImagesArchive):
-    """Parquet files with a column of encoded images, as in Hugging Face's image datasets; or a DataFrame."""
+    """Parquet files, as Hugging Face's, or a DataFrame with a column of images; its key is set by archive.id."""
 
     kind: Literal["table"]
     image: str = Field(default="image", min_length=1)
@@ -81,6 +81,12 @@ class TableConfig(ImagesArchive):
     means indices, and refuses lists that may be either."""
     split: str | None = Field(default=None, min_length=1)
     """Column of the splits' names; null: names of files or folders give the split, or the splits are drawn."""
+    id: str | None = Field(default=None, min_length=1)
+    """Column of texts or integers, a different one in each row, which become the samples' ids. It also travels under
+    its own name and type, for joins; null: file and row number are the id."""
+    keep: list[str] = Field(default=[])
+    """Further columns that travel unchanged to the dataset and the predictions: of texts, numbers, booleans, dates or
+    timestamps."""
 
 
 class SyntheticConfig(Section):

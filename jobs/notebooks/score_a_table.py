@@ -38,7 +38,8 @@ print(f"{scored.predictions} predictions, {scored.rejected} samples rejected")
 
 # MAGIC %md
 # MAGIC ## Look
-# MAGIC A row has the sample's id, the probability of each class and the predicted labels.
+# MAGIC A row has the sample's id, the probability of each class and the predicted labels. With `archive.id` it also has
+# MAGIC the key column of its table: `table.join(predictions, "patch")`.
 
 # COMMAND ----------
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pipelines.sample import ImageGroup, Task
 
+SettingValue = int | str | list[str] | None
 MOST_CLASSES = 2**15 - 1
 """Limit to the classes of an archive, whose numbers have 16 bits."""
 INDEX_SCHEMA = pa.schema(
@@ -34,6 +35,13 @@ metadata of the image: `tile` of the Sentinel-2 grid (`33UWP`), `season` (`winte
 `flags` (`snow`, `cloud_or_shadow`; an empty list means neither). Unknown values are null.
 """
 
+ID_SETTING, KEPT_SETTING = "id_column", "kept_columns"
+"""Settings of `Archive.read_settings`: the column of the ids, and the names of the user's own columns."""
+RESERVED_NAMES = frozenset(
+    {*INDEX_SCHEMA.names, "label_names", "crc32c", "epsg", "x0", "y0", "probabilities", "model_version"}
+)
+"""Names of our columns in indexes, datasets and predictions, beside the image groups."""
+
 REJECTED_SCHEMA = pa.schema(
     [pa.field(name, pa.string(), nullable=False) for name in ("id", "file", "reason", "detail")]
 )
@@ -49,7 +57,8 @@ class ArchiveIndex:
     """
 
     samples: pa.Table
-    """`INDEX_SCHEMA`, in a stable order."""
+    """`INDEX_SCHEMA`, in a stable order. The user's own columns may follow, which travel to the dataset and the
+    predictions; their names differ from `RESERVED_NAMES`, and `read_settings` lists them."""
     rejected: pa.Table
     """`REJECTED_SCHEMA`: entries of metadata or listing that are no samples: an unknown label, a repeated id."""
     unusable: pa.Table = field(default_factory=REJECTED_SCHEMA.empty_table)
@@ -71,6 +80,11 @@ def index_table(columns: Mapping[str, Any], schema: pa.Schema = INDEX_SCHEMA) ->
     unknown = [each for each in schema if each.nullable and columns.get(each.name) is None]
     nulls = {each.name: pa.nulls(len(columns["id"]), each.type) for each in unknown}
     return pa.table({**columns, **nulls}, schema=schema)
+
+
+def kept_fields(samples: pa.Schema) -> list[pa.Field]:
+    """Return the user's own columns in the schema of an index."""
+    return list(samples)[len(INDEX_SCHEMA) :]
 
 
 class Georeference(NamedTuple):
@@ -141,8 +155,8 @@ class Archive(Protocol):
         """
 
     @property
-    def read_settings(self) -> Mapping[str, int | str | None]:
-        """Settings that decide the result of `read` and are not in index or description, by name."""
+    def read_settings(self) -> Mapping[str, SettingValue]:
+        """Settings that decide the result of `read` and are not in the description, by name."""
 
     def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> Georeference | None:
         """Read one sample into `out`, one array of the right shape and dtype per image group (executors).

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from conf.sections.score import ScoreConfig
@@ -35,7 +36,7 @@ from pipelines.scoring.output.output import (
     write_note,
     write_rejected,
 )
-from pipelines.scoring.output.write import Scorer, write_delta_log
+from pipelines.scoring.output.write import PREDICTION_SCHEMA, Scorer, write_delta_log
 from pipelines.scoring.parts import Part
 from pipelines.scoring.predict.convert import Reference
 from pipelines.scoring.predict.model import ModelDescription, check_fits
@@ -239,7 +240,7 @@ def score(
             **({"acceptance": asdict(converted.acceptance)} if converted is not None else {}),
         }
         if settings.as_delta:
-            write_delta_log(output, parts, f"Predictions of {model.uri}")
+            write_delta_log(output, parts, _schema(source), f"Predictions of {model.uri}")
         finish(output, identity, parts, len(rejected), described)
     for used in sorted({part.computed_by for part in parts}):
         say(f"{sum(part.rows for part in parts if part.computed_by == used)} predictions by {used}")
@@ -351,6 +352,7 @@ def _write(
             settings.batch_size,
             settings.thresholds,
             settings.threads,
+            _schema(source),
         )
         run_until_done(
             spark,
@@ -362,6 +364,10 @@ def _write(
             folder=output,
             less_memory="a smaller score.batch_size",
         )
+
+
+def _schema(source: Source) -> pa.Schema:
+    return pa.schema([*PREDICTION_SCHEMA, *source.kept])
 
 
 def _score_part(scorer: Scorer, item: tuple[Part, WrittenPart | None]) -> WrittenPart:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipelines.archives.archive import Archive, BadRecordError, index_table
+from pipelines.archives.archive import Archive, BadRecordError, index_table, kept_fields
 from pipelines.dataset.format.columns import ID_FIELD
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.dataset.prepare.shard import is_readable, rejection, try_to_read
@@ -34,7 +34,8 @@ KNOWN_SCHEMA = pa.schema(
         pa.field("y0", pa.float64()),
     ]
 )
-"""Columns that predictions copy from their samples: id and location, as in `columns.METADATA_SCHEMA`."""
+"""Columns that predictions copy from their samples: id and location, as in `columns.METADATA_SCHEMA`. The user's own
+columns follow."""
 _READS, _REMOTE_READS = 8, 32
 _Value = TypeVar("_Value")
 
@@ -46,7 +47,7 @@ class SampleBatch:
     images: dict[str, NDArray[np.generic]]
     """Images by group, `(batch size, height, width, bands)`: the known samples first, then padding."""
     known: pa.Table
-    """Rows of `KNOWN_SCHEMA`, one for each sample."""
+    """Rows of `KNOWN_SCHEMA` and the user's own columns, one for each sample."""
     rejected: list[dict[str, str]]
     """Rows of `REJECTED_SCHEMA`: samples of this batch that cannot be read."""
     targets: NDArray[np.uint8] | None = None
@@ -104,7 +105,7 @@ class DatasetPart:
         if not self.rows:
             return
         reader = SplitReader(self.dataset, self.split, self.settings, manifest=self.manifest)
-        pool, known = reader.pool(batch_size), self._known()
+        pool, known = reader.pool(batch_size), self.known()
         starts = range(0, self.rows, batch_size)
         reads = (partial(self._read, reader, pool, known, start, batch_size) for start in starts)
         yield from _one_ahead(reads)
@@ -112,7 +113,7 @@ class DatasetPart:
     def can_read_any(self, ids: Collection[str]) -> bool:
         """See `Part.can_read_any`."""
         reader = SplitReader(self.dataset, self.split, self.settings, manifest=self.manifest)
-        for row in np.flatnonzero(pc.is_in(self._known()[ID_FIELD], pa.array(ids, pa.string())).to_numpy()):
+        for row in np.flatnonzero(pc.is_in(self.known()[ID_FIELD], pa.array(ids, pa.string())).to_numpy()):
             with suppress(DamageError):
                 reader.gather(np.array([row]))
                 return True
@@ -147,12 +148,13 @@ class DatasetPart:
             good.append(row)
         return SampleBatch(images, known.take(pa.array(good, pa.int64())), rejected)
 
-    def _known(self) -> pa.Table:
+    def known(self) -> pa.Table:
         """Return the plain columns of the shard that predictions copy."""
         shard = self.manifest.splits[self.split].shards[0]
         with self.dataset.open(shard.file) as file, pq.ParquetFile(file) as parquet:
-            found = parquet.read(columns=KNOWN_SCHEMA.names)
-        return index_table({name: found[name] for name in KNOWN_SCHEMA.names}, KNOWN_SCHEMA)
+            found = parquet.read(columns=[*KNOWN_SCHEMA.names, *self.manifest.kept])
+        schema = pa.schema([*KNOWN_SCHEMA, *map(found.schema.field, self.manifest.kept)])
+        return index_table({name: found[name] for name in schema.names}, schema)
 
 
 @dataclass(frozen=True)
@@ -217,14 +219,15 @@ class ArchivePart:
             for pixels in images.values():
                 pixels[: len(good)] = pixels[good]
         georeferences = [result for result in results if not isinstance(result, BadRecordError)]
-        taken = samples.take(pa.array(good, pa.int64()))
+        taken, kept = samples.take(pa.array(good, pa.int64())), kept_fields(samples.schema)
         columns = {
             **{name: taken[name] for name in ("id", "split", "tile")},
             "epsg": [place and place.epsg for place in georeferences],
             "x0": [place and place.x0 for place in georeferences],
             "y0": [place and place.y0 for place in georeferences],
+            **{field.name: taken[field.name] for field in kept},
         }
-        return SampleBatch(images, index_table(columns, KNOWN_SCHEMA), rejected)
+        return SampleBatch(images, index_table(columns, pa.schema([*KNOWN_SCHEMA, *kept])), rejected)
 
 
 def _one_ahead(reads: Iterable[Callable[[], _Value]]) -> Iterator[_Value]:

@@ -3,12 +3,13 @@
 import hashlib
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.archives.archive import Archive, index_table
+from pipelines.archives.archive import Archive, index_table, kept_fields
 from pipelines.dataset.format.manifest import FILE_NAME, Split, read_manifest
 from pipelines.dataset.prepare.identity import describe, index_digest
 from pipelines.dataset.prepare.shard import equal_parts, stream_of, unusable_of
@@ -39,6 +40,8 @@ class Source:
     """Rows of `REJECTED_SCHEMA`: entries of the archive's metadata that are no sample of any part."""
     samples_per_file: int | None = None
     """Largest number of samples of a part of a raw archive."""
+    kept: Sequence[pa.Field] = ()
+    """The user's own columns, which predictions copy."""
 
     @property
     def files(self) -> list[str]:
@@ -67,7 +70,7 @@ def dataset_source(dataset: Location, settings: ReaderSettings, splits: Collecti
     manifest = read_manifest(dataset)
     chosen = sorted(manifest.splits if splits is None else splits)
     check_readable(dataset, manifest, chosen, settings)
-    parts: list[Part] = []
+    parts: list[DatasetPart] = []
     for split in chosen:
         content = manifest.splits[split]
         for shard in content.shards:
@@ -82,6 +85,7 @@ def dataset_source(dataset: Location, settings: ReaderSettings, splits: Collecti
         manifest.class_names,
         manifest.groups,
         tuple(parts),
+        kept=[*map(parts[0].known().schema.field, manifest.kept)] if manifest.kept else [],
     )
 
 
@@ -121,4 +125,5 @@ def archive_source(archive: Archive, *, samples_per_file: int) -> Source:
         tuple(parts),
         tuple(index.rejected.to_pylist()),
         samples_per_file,
+        kept_fields(index.samples.schema),
     )

@@ -9,6 +9,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from pipelines.archives.images.kept import refuse_repeated
 from pipelines.archives.images.parquet_files import INCOMPLETE
 from pipelines.spark.columns import map_columns, select_columns
 from pipelines.storage.folder import Location
@@ -17,7 +18,11 @@ _ROWS_OF_A_GROUP = 64  # reading one image decodes its whole row group
 
 
 def write_frame(
-    frame: DataFrame, root: Location, columns: Sequence[str], check: Callable[[pa.Schema], object] = lambda schema: None
+    frame: DataFrame,
+    root: Location,
+    columns: Sequence[str],
+    check: Callable[[pa.Schema], object] = lambda schema: None,
+    key: str | None = None,
 ) -> int:
     """Write columns of a DataFrame, one file per partition, and return the number of rows.
 
@@ -29,10 +34,11 @@ def write_frame(
         root: New or empty folder that all executors can access.
         columns: Names of the columns.
         check: Function that raises if the types do not fit; called before anything is written.
+        key: Column whose values must all be different; a Spark job checks it before anything is written.
 
     Raises:
         ValueError: The folder has content, or an interrupted call wrote into it; or the DataFrame lacks one of the
-            columns, has it twice, or has no rows.
+            columns, has it twice, or has no rows. Or a key is null, or is in several rows.
     """
     check(to_arrow_schema(select_columns(frame, columns).schema))
     names = root.names()
@@ -46,6 +52,10 @@ def write_frame(
             f"archive.root={root} is not empty, and a DataFrame is written into a new folder: name another one, or "
             "continue with the files that are there by `prepare` without `table`"
         )
+    if key is not None:
+        counts = select_columns(frame, [key]).toDF("key").groupBy("key").count()
+        repeated = counts.where("key is null or count > 1").orderBy("count", ascending=False)
+        refuse_repeated("the DataFrame", key, [(row[0], row[1]) for row in repeated.take(1)])
     root.make()
     root.write(INCOMPLETE, b"")
     written = map_columns(frame, columns, functools.partial(_write_part, root=root), "rows long").collect()

@@ -5,6 +5,7 @@
   image: struct<bytes: binary, ...> or binary                    JPEG or PNG
   label: int or string (single label), list of them or of 0 and 1 for each class (multi label)
   split: string                                                  if `archive.split` names such a column, or folders
+  a key, further columns                                         if `archive.id` and `archive.keep` name them
 ```
 """
 
@@ -19,13 +20,25 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as types
 from numpy.typing import NDArray
 
 from conf.sections.archives import TableConfig
-from pipelines.archives.archive import REJECTED_SCHEMA, ArchiveDescription, ArchiveIndex, BadRecordError, index_table
+from pipelines.archives.archive import (
+    ID_SETTING,
+    INDEX_SCHEMA,
+    KEPT_SETTING,
+    REJECTED_SCHEMA,
+    ArchiveDescription,
+    ArchiveIndex,
+    BadRecordError,
+    SettingValue,
+    index_table,
+)
 from pipelines.archives.files import MISSING_FILE, refuse_outage
 from pipelines.archives.images.class_folders import SPLIT_OF_NAME
+from pipelines.archives.images.kept import kept_schema, refuse_repeated, travelling
 from pipelines.archives.images.parquet_files import ParquetRows, list_parquet_files, open_parquet, path_of
 from pipelines.archives.pixels.rgb_image import common_size, read_rgb, upright_size
 from pipelines.archives.stratified import assign_splits, check_split
@@ -60,6 +73,8 @@ class _Rows(NamedTuple):
     label_kind: _LabelKind
     names: list[str] | None
     """Names of integer labels, if the files contain them."""
+    kept: list[pa.Table]
+    """The key and the columns to keep, file by file."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +92,10 @@ class ImageTable:
     """Whether a list of integers has the numbers of classes, or 1 and 0 for each class."""
     split: str | None = TableConfig.default("split")
     """Column of the splits' names."""
+    id: str | None = TableConfig.default("id")
+    """Column whose values are the ids of the samples, and decide the splits that are drawn; None: file and row."""
+    keep: Sequence[str] = tuple(TableConfig.default("keep"))
+    """Further columns that travel to the dataset and the predictions."""
     image_size: int | None = TableConfig.default("image_size")
     """Side in pixels: the shorter side is scaled to it and the centre is cut out. None: the size of most images, and
     images of other sizes are bad records."""
@@ -107,8 +126,8 @@ class ImageTable:
 
         Raises:
             FileNotFoundError: The folder does not exist.
-            ValueError: It has no Parquet files or rows, or a column is missing or of another type. Or the images have
-                different sizes and `image_size` is not set.
+            ValueError: It has no Parquet files or rows, or a column is missing or of another type. Or a key is null or
+                in several rows. Or the images have different sizes and `image_size` is not set.
         """
         rows = self._rows
         task: Task = "multi_label" if rows.label_kind.is_list else "single_label"
@@ -133,25 +152,39 @@ class ImageTable:
         rows = self._rows
         labels = [self._positions(value) for value in rows.labels]
         labelled = [row for row, found in enumerate(labels) if found]
-        ids = [f"{file or GROUP}#{number}" for file, number in zip(rows.files, rows.numbers, strict=True)]
+        kept = pa.concat_tables(rows.kept)
+        ids = (
+            [f"{file or GROUP}#{number}" for file, number in zip(rows.files, rows.numbers, strict=True)]
+            if self.id is None
+            else kept[self.id].cast(pa.string()).to_pylist()
+        )
         rejected = [
             {"id": ids[row], "file": path_of(self.root, rows.files[row]), "reason": "no label", "detail": repr(label)}
             for row, label in enumerate(rows.labels)
             if not labels[row]
         ]
+        kept = kept.take(pa.array(labelled, pa.int64())).select(travelling(self.id, self.keep))
         samples = {
             "id": [ids[row] for row in labelled],
-            "split": self._splits(labelled, [labels[row][0] for row in labelled]),
+            "split": self._splits(labelled, ids, [labels[row][0] for row in labelled]),
             "labels": [labels[row] for row in labelled],
             "paths": [[rows.files[row], str(rows.numbers[row])] for row in labelled],
             "size": [rows.sizes[row] for row in labelled],
+            **{name: kept[name] for name in kept.column_names},
         }
-        return ArchiveIndex(index_table(samples), pa.Table.from_pylist(rejected, REJECTED_SCHEMA))
+        table = index_table(samples, pa.schema([*INDEX_SCHEMA, *kept.schema]))
+        return ArchiveIndex(table, pa.Table.from_pylist(rejected, REJECTED_SCHEMA))
 
     @property
-    def read_settings(self) -> dict[str, int | str | None]:
-        """Column of the images and the side to which they are scaled, None if their size is not changed."""
-        return {"image_size": self.image_size, "image_column": self.image}
+    def read_settings(self) -> dict[str, SettingValue]:
+        """Columns of images, ids and kept values, and the side to which images are scaled; None: unchanged."""
+        # Unset ones are left out: they would change the digests of earlier datasets.
+        chosen: dict[str, SettingValue] = {ID_SETTING: self.id, KEPT_SETTING: travelling(self.id, self.keep)}
+        return {
+            "image_size": self.image_size,
+            "image_column": self.image,
+            **{name: value for name, value in chosen.items() if value},
+        }
 
     def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
         """Decode one image: `rgb`, uint8.
@@ -181,20 +214,24 @@ class ImageTable:
     @functools.cached_property
     def _rows(self) -> _Rows:
         files = list_parquet_files(self.root)
-        found = _Rows([], [], [], [], [], _LabelKind(False, "text"), None)
+        found = _Rows([], [], [], [], [], _LabelKind(False, "text"), None, [])
         for file, size in files:
             path = path_of(self.root, file)
             try:
                 with open_parquet(path) as parquet:
                     schema = parquet.schema_arrow
                     kind = self.check_columns(path, schema, _folder_values(file))
-                    columns = [self.label, *([self.split] if self.split in schema.names else [])]
-                    table = parquet.read(columns=columns)
+                    travels = kept_schema(path, schema, self.id, self.keep, GROUP)
+                    columns = [self.label, *([self.split] if self.split in schema.names else []), *travels.names]
+                    table = parquet.read(columns=[*dict.fromkeys(columns)])
+                    kept = table.select(travels.names).cast(travels)
             except (OSError, pa.ArrowException) as error:
                 refuse_outage(path, error)
-                raise ValueError(f"{path}: not a readable Parquet file ({' '.join(str(error).split())})") from None
-            if found.files and kind != found.label_kind:
-                raise ValueError(f"{path}: column {self.label!r} is of another type than in {files[0][0]}")
+                raise ValueError(f"{path}: its columns cannot be read ({' '.join(str(error).split())})") from None
+            others = [self.label] if found.files and kind != found.label_kind else []
+            others += [field.name for field in travels if found.kept and field not in list(found.kept[0].schema)]
+            if others:
+                raise ValueError(f"{path}: column {others[0]!r} is of another type than in {files[0][0]}")
             names = _names(schema, self.label)
             if found.files and names != found.names:
                 raise ValueError(
@@ -207,8 +244,13 @@ class ImageTable:
             found.sizes.extend([size] * len(table))
             found.labels.extend(table[self.label].to_pylist())
             found.splits.extend(self._named_splits(path, file, table))
+            found.kept.extend([kept] if len(table) else [])
         if not found.files:
             raise ValueError(f"{self.root}: its Parquet files have no rows")
+        if self.id is not None:
+            counts = pc.value_counts(pa.concat_tables(found.kept)[self.id])
+            repeated = counts.filter(pc.or_(pc.is_null(counts.field(0)), pc.greater(counts.field(1), 1)))
+            refuse_repeated(self.root, self.id, [(row["values"], row["counts"]) for row in repeated[:1].to_pylist()])
         return self._from_multi_hot(found) if self._is_multi_hot(found) else found
 
     def _is_multi_hot(self, rows: _Rows) -> bool:
@@ -264,7 +306,8 @@ class ImageTable:
         Raises:
             ValueError: A column is missing, or of another type.
         """
-        for setting, column in (("image", self.image), ("label", self.label), ("split", self.split)):
+        columns = [("image", self.image), ("label", self.label), ("split", self.split), ("id", self.id)]
+        for setting, column in [*columns, *(("keep", name) for name in self.keep)]:
             known = {*schema.names, *(folders if setting == "split" else ())}
             if column is not None and column not in known:
                 raise ValueError(
@@ -280,6 +323,7 @@ class ImageTable:
             raise ValueError(
                 f"{where}: column {self.label!r} (archive.label) is {label}, expected a text, an integer, or a list"
             )
+        kept_schema(where, schema, self.id, self.keep, GROUP)
         return kind
 
     def _named_splits(self, path: str, file: str, table: pa.Table) -> list[str | None]:
@@ -309,9 +353,10 @@ class ImageTable:
         found = [self._position.get(value, -1) for value in _as_list(labels)]
         return [] if -1 in found else sorted(set(found))
 
-    def _splits(self, labelled: list[int], first_labels: list[int]) -> NDArray[np.str_]:
+    def _splits(self, labelled: list[int], ids: list[str], first_labels: list[int]) -> NDArray[np.str_]:
         """Return the split of each labelled row."""
-        keys = [f"{self._rows.files[row]}#{self._rows.numbers[row]}" for row in labelled]
+        files, numbers = self._rows.files, self._rows.numbers
+        keys = [f"{files[row]}#{numbers[row]}" if self.id is None else ids[row] for row in labelled]
         named = [self._rows.splits[row] for row in labelled]
         if any(named) and None in named:
             file = self._rows.files[labelled[named.index(None)]]
@@ -345,13 +390,9 @@ def _words(names: list[str] | None) -> str:
     return "without names" if names is None else textwrap.shorten(", ".join(names), 200, placeholder=", ...")
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
-
-
 def _label_kind(column: pa.DataType) -> _LabelKind | None:
     """Return what a column of labels holds; None if it has no labels."""
-    is_list = _is_list(column)
+    is_list = bool(types.is_list(column) or types.is_large_list(column) or types.is_fixed_size_list(column))
     value = column.value_type if is_list else column
     if types.is_dictionary(value):  # a category of pandas, or an enum
         value = value.value_type

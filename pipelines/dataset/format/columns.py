@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.archives.archive import Georeference
+from pipelines.archives.archive import Georeference, kept_fields
 
 ID_FIELD = "id"
 LABEL_FIELD = "labels"
@@ -38,10 +38,10 @@ nulls.
 def metadata_columns(
     samples: pa.Table, class_names: Sequence[str], georeferences: Sequence[Georeference | None]
 ) -> list[pa.Array]:
-    """Build the columns of `METADATA_SCHEMA`, in its order.
+    """Build the columns of `METADATA_SCHEMA`, in its order, and the user's own after them.
 
     Args:
-        samples: Rows of the archive's index (`INDEX_SCHEMA`).
+        samples: Rows of the archive's index (`ArchiveIndex.samples`).
         class_names: Name of every class index.
         georeferences: Location of each row's image, from its files.
     """
@@ -55,7 +55,8 @@ def metadata_columns(
         "y0": pa.array([place and place.y0 for place in georeferences], pa.float64()),
     }
     columns = {name: samples[name].combine_chunks() for name in METADATA_SCHEMA.names if name not in found} | found
-    return [columns[field.name].cast(field.type) for field in METADATA_SCHEMA]
+    kept = [samples[field.name].combine_chunks() for field in kept_fields(samples.schema)]
+    return [*(columns[field.name].cast(field.type) for field in METADATA_SCHEMA), *kept]
 
 
 def plain_values(table: pa.Table, arrays: Collection[str]) -> bytes:
@@ -63,7 +64,8 @@ def plain_values(table: pa.Table, arrays: Collection[str]) -> bytes:
 
     Columns follow each other in file order. Each is its name, a line feed, a byte per row that is 0 where the value is
     missing, and the values. Numbers are little-endian, dates are 32-bit days since 1970, missing ones are 0. Texts and
-    lists are the 32-bit lengths of all rows, followed by the UTF-8 bytes or by the items as another column.
+    lists are the 32-bit lengths of all rows, followed by the UTF-8 bytes or by the items as another column. The user's
+    own columns may also have timestamps, which are 64-bit numbers of their unit, and booleans, which are bytes.
 
     Args:
         table: All rows of a row group. Wider types, as other programs write them, give the same bytes.
@@ -93,5 +95,6 @@ def _plain_bytes(values: pa.Array, data_type: pa.DataType) -> Iterator[bytes]:
         if len(texts) and offsets[-1] > offsets[0]:
             yield memoryview(texts.buffers()[2])[offsets[0] : offsets[-1]].tobytes()
     else:
-        numbers = values.cast(pa.int32()) if pa.types.is_date(data_type) else values.cast(data_type)
+        as_numbers = {pa.date32(): pa.int32(), pa.date64(): pa.int32(), pa.bool_(): pa.uint8()}
+        numbers = values.cast(pa.int64() if pa.types.is_timestamp(data_type) else as_numbers.get(data_type, data_type))
         yield pc.fill_null(numbers, 0).to_numpy().tobytes()

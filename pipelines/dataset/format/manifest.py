@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from pipelines.archives.archive import KEPT_SETTING, SettingValue
 from pipelines.machine.console import escape
 from pipelines.machine.json_text import parse_json
 from pipelines.sample import ImageGroup, Task
@@ -86,8 +87,8 @@ class Manifest(_Part):
     """Statistics by image group."""
     settings: dict[str, int]
     """Settings that shape rows and files: seed, row-group size, row groups per shard."""
-    read_settings: dict[str, int | str | None]
-    """Settings of the archive that decide the pixels (`Archive.read_settings`)."""
+    read_settings: dict[str, SettingValue]
+    """Settings of the archive that decide the pixels and the columns (`Archive.read_settings`)."""
     source_fingerprint: str
     """Digest of the archive's index: of every sample's id, split, labels, files and metadata."""
     skipped: dict[str, int] = Field(default_factory=dict)
@@ -110,6 +111,11 @@ class Manifest(_Part):
         text = f"{self.archive}: {len(self.class_names)} classes ({self.task}), {groups}"
         return f"<p>{escape(text)}</p><table>{splits}</table>"
 
+    @property
+    def kept(self) -> list[str]:
+        """Names of the user's own columns, which predictions copy."""
+        return names if isinstance(names := self.read_settings.get(KEPT_SETTING), list) else []
+
     def split_names(self) -> str:
         """Return the names of the splits in order, for messages: `test, train`, or `no split at all`."""
         return ", ".join(sorted(self.splits)) or "no split at all"
@@ -119,7 +125,7 @@ class Manifest(_Part):
         """Hex digest of the content, which identifies this dataset in tracked runs.
 
         It covers the shards' content digests, hence every label and pixel: two datasets with one fingerprint hold the
-        same samples in the same order. It leaves out `read_settings`, which decide only these pixels.
+        same samples in the same order. It leaves out `read_settings`, which decide only what these digests cover.
         """
         return _digest(self.model_dump(mode="json", exclude={"read_settings"}))
 

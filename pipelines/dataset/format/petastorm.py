@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import PurePosixPath
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.dataset.format.columns import ID_FIELD
@@ -189,7 +190,11 @@ def pickled_schema(groups: Sequence[ImageGroup], class_count: int) -> bytes:
 
 
 def write_petastorm_metadata(
-    folder: Location, shards: Sequence[Shard], groups: Sequence[ImageGroup], class_count: int
+    folder: Location,
+    shards: Sequence[Shard],
+    groups: Sequence[ImageGroup],
+    class_count: int,
+    kept: Sequence[pa.Field] = (),
 ) -> None:
     """Write Petastorm's schema and the row groups per file, which the writer already knows.
 
@@ -202,4 +207,4 @@ def write_petastorm_metadata(
         ROW_GROUPS_PER_FILE_KEY: json.dumps(row_groups).encode(),
     }
     with folder.new_file("_common_metadata") as path:
-        pq.write_metadata(arrow_schema(groups, class_count).with_metadata(metadata), path)
+        pq.write_metadata(arrow_schema(groups, class_count, kept).with_metadata(metadata), path)

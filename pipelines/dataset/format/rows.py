@@ -26,14 +26,15 @@ def fixed_fields(
     }
 
 
-def arrow_schema(groups: Sequence[ImageGroup], class_count: int) -> pa.Schema:
-    """Build a shard's columns: the id, one required binary column per array, the row's checksum, its metadata."""
+def arrow_schema(groups: Sequence[ImageGroup], class_count: int, kept: Sequence[pa.Field] = ()) -> pa.Schema:
+    """Build a shard's columns: id, one required binary column per array, checksum, metadata, and the user's own."""
     return pa.schema(
         [
             pa.field(ID_FIELD, pa.string(), nullable=False),
             *(pa.field(name, pa.binary(), nullable=False) for name in fixed_fields(groups, class_count)),
             pa.field(CHECKSUM_FIELD, pa.uint32(), nullable=False),
             *METADATA_SCHEMA,
+            *kept,
         ]
     )
 

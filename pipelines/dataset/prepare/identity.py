@@ -15,26 +15,35 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.archives.archive import INDEX_SCHEMA, ArchiveDescription, ArchiveIndex
+from pipelines.archives.archive import (
+    ID_SETTING,
+    INDEX_SCHEMA,
+    KEPT_SETTING,
+    ArchiveDescription,
+    ArchiveIndex,
+    SettingValue,
+    kept_fields,
+)
 from pipelines.dataset.format.files import INDEX_FILE
 from pipelines.storage.folder import Location
 from pipelines.storage.inventory import differences
 
-Value = int | str | list[str] | None
 _INDEX = "index"
+_LEFT_OUT = (ID_SETTING, KEPT_SETTING)
+"""Settings that an archive leaves out where they are not set."""
 
 
 @dataclass(frozen=True)
 class Identity:
     """Settings, classes and images of a dataset, and a digest of its samples."""
 
-    settings: Mapping[str, Value]
+    settings: Mapping[str, SettingValue]
     """Settings by names that messages show."""
     index: str | None = None
     """Digest of the samples; None: unknown."""
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Value]) -> "Identity":
+    def from_json(cls, values: Mapping[str, SettingValue]) -> "Identity":
         """Read the result of `as_json`.
 
         Raises:
@@ -45,16 +54,17 @@ class Identity:
             raise TypeError(f"{_INDEX} must be a text, got {index!r}")
         return cls({name: value for name, value in values.items() if name != _INDEX}, index)
 
-    def as_json(self) -> dict[str, Value]:
+    def as_json(self) -> dict[str, SettingValue]:
         """Return the settings, and the digest of the samples where it is known."""
         return {**self.settings} if self.index is None else {**self.settings, _INDEX: self.index}
 
     def differences(self, wanted: "Identity") -> list[str]:
         """Name the settings that differ; a setting that is unknown here does not count."""
-        return differences({**wanted.settings, **self.settings}, wanted.settings)
+        unset = dict.fromkeys(_LEFT_OUT)
+        return differences({**wanted.settings, **unset, **self.settings}, {**unset, **wanted.settings})
 
 
-def describe(description: ArchiveDescription, read_settings: Mapping[str, int | str | None]) -> dict[str, Value]:
+def describe(description: ArchiveDescription, read_settings: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
     """Return the kind, classes and images, which decide the rows together with the samples, under readable names."""
     names = json.dumps([description.task, *description.class_names]).encode()
     return {
@@ -130,7 +140,7 @@ def read_index(dataset: Location) -> pa.Table | None:
     """Read a dataset's index; None if it is lost or damaged."""
     try:
         table = pq.read_table(pa.BufferReader(dataset.read(INDEX_FILE)))
-        return table.select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
+        return table.cast(pa.schema([*INDEX_SCHEMA, *kept_fields(table.schema)]))
     except (OSError, KeyError, ValueError, pa.ArrowException):
         return None
 

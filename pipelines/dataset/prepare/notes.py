@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.archives.archive import REJECTED_SCHEMA, ArchiveDescription
+from pipelines.archives.archive import REJECTED_SCHEMA, ArchiveDescription, SettingValue
 from pipelines.dataset.format.files import NOTES_FILE, REJECTED_FILE, note_name
 from pipelines.dataset.format.manifest import Manifest, Shard, Split
 from pipelines.dataset.format.statistics import BandSums
@@ -128,7 +128,7 @@ def summarise(
     description: ArchiveDescription,
     written: dict[str, list[WrittenShard]],
     settings: dict[str, int],
-    read_settings: Mapping[str, int | str | None],
+    read_settings: Mapping[str, SettingValue],
     source: str,
     rejected: list[dict[str, str]],
 ) -> Manifest:

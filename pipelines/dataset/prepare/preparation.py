@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from pipelines.archives.archive import REJECTED_SCHEMA, Archive, ArchiveIndex
+from pipelines.archives.archive import REJECTED_SCHEMA, Archive, ArchiveIndex, kept_fields
 from pipelines.dataset.format.files import (
     INDEX_FILE,
     NOTES_FILE,
@@ -254,8 +254,9 @@ class PreparationJob:
         write_rejected(rejected, staging)
         self.check_rejected(rejected, inventory.total, f"{staging}/{REJECTED_FILE}")
         manifest = self.manifest(inventory, written)
+        kept = kept_fields(inventory.index.samples.schema)
         for split, shards in manifest.splits.items():
-            write_petastorm_metadata(staging / split, shards.shards, manifest.groups, len(manifest.class_names))
+            write_petastorm_metadata(staging / split, shards.shards, manifest.groups, len(manifest.class_names), kept)
         write_all_notes(inventory.identity, [written[plan.file] for plan in plans], staging)
         finish(staging, self.dataset, manifest, _file_names(inventory.plans), still_held)
         self.report(inventory, written, manifest)

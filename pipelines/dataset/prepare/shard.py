@@ -14,7 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipelines.archives.archive import Archive, ArchiveDescription, BadRecordError, Georeference, read_into
+from pipelines.archives.archive import (
+    Archive,
+    ArchiveDescription,
+    BadRecordError,
+    Georeference,
+    kept_fields,
+    read_into,
+)
 from pipelines.dataset.format.columns import LABEL_FIELD, metadata_columns, plain_values
 from pipelines.dataset.format.layout import PARQUET_OPTIONS
 from pipelines.dataset.format.manifest import Shard
@@ -169,7 +176,7 @@ class _RowGroups:
         self._ids: list[str] = []
         self._index_rows: list[int] = []
         self._georeferences: list[Georeference | None] = []
-        self._schema = arrow_schema(description.groups, class_count)
+        self._schema = arrow_schema(description.groups, class_count, kept_fields(index.schema))
         self._writer = pq.ParquetWriter(path, self._schema, **PARQUET_OPTIONS)
 
     def __enter__(self) -> None:

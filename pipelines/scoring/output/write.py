@@ -61,6 +61,8 @@ class Scorer:
     thresholds: tuple[float, ...]
     threads: int | None
     """Number of threads of one task; None: the cores of the Spark task."""
+    schema: pa.Schema = PREDICTION_SCHEMA
+    """Columns of the predictions; the user's own follow ours."""
 
     def write(self, part: Part, before: WrittenPart | None = None) -> WrittenPart:
         """Score a part, write its file and its marker.
@@ -80,7 +82,7 @@ class Scorer:
         predict, used = self._load()
         try:
             with self.output.new_file(part.file) as path:
-                with pq.ParquetWriter(path, PREDICTION_SCHEMA, compression="zstd") as writer:
+                with pq.ParquetWriter(path, self.schema, compression="zstd") as writer:
                     rows, rejected = self._write_batches(part, predict, writer)
                 written = WrittenPart(part.file, rows, path.stat().st_size, rejected, used)
                 # Before the file gets its name: no sample of an earlier part may be lost, if that part's file is whole.
@@ -139,12 +141,12 @@ class Scorer:
         rejected = [rejection(name, BadRecordError(file, NOT_FINITE)) for name in ids]
         known, probabilities = batch.known.filter(pa.array(finite)), probabilities[: len(finite)][finite]
         columns = {
-            **{name: known[name] for name in KNOWN_SCHEMA.names},
+            **{name: known[name] for name in known.column_names},
             "probabilities": as_lists(probabilities, PREDICTION_SCHEMA.field("probabilities").type),
             "labels": label_names(probabilities, self.model.class_names, self.model.task, self.thresholds),
             "model_version": pa.repeat(self.model.version, len(known)),
         }
-        return pa.table(list(columns.values()), schema=PREDICTION_SCHEMA), rejected
+        return pa.table(columns, schema=self.schema), rejected
 
 
 def write_row_groups(tables: Iterable[pa.Table], writer: pq.ParquetWriter, rows_per_group: int) -> int:
@@ -179,8 +181,10 @@ def label_names(
     return pa.ListArray.from_arrays(pa.array(offsets), names).cast(PREDICTION_SCHEMA.field("labels").type)
 
 
-def write_delta_log(output: Location, parts: Sequence[WrittenPart], description: str) -> None:
+def write_delta_log(output: Location, parts: Sequence[WrittenPart], schema: pa.Schema, description: str) -> None:
     """Make a folder of predictions a Delta table, of protocol version 1 for readers and 2 for writers.
+
+    Kept timestamps without a time zone need versions 3 and 7.
 
     The log is made in a temporary folder and written like every other file here: atomically, with the storage's own
     credentials. Delta's own commit needs a rename that fails if the name exists, which not every storage has.
@@ -188,6 +192,7 @@ def write_delta_log(output: Location, parts: Sequence[WrittenPart], description:
     Args:
         output: Folder of the predictions.
         parts: All parts of the predictions, which are the files of the table.
+        schema: Columns of the predictions.
         description: Description of the table.
     """
     from deltalake import Schema
@@ -201,7 +206,7 @@ def write_delta_log(output: Location, parts: Sequence[WrittenPart], description:
     ]
     with tempfile.TemporaryDirectory(prefix="groundswell-") as temporary:
         create_table_with_add_actions(
-            temporary, Schema.from_arrow(PREDICTION_SCHEMA), actions, name="predictions", description=description
+            temporary, Schema.from_arrow(schema), actions, name="predictions", description=description
         )
         lines = Path(temporary, DELTA_LOG_FILE).read_text().splitlines()
     committed = parse_json(lines[0])

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from pyspark.sql import SparkSession
 
+from conf.load import load, override
+from jobs.prepare import configured_archive, prepare
 from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, ArchiveIndex, index_table
 from pipelines.archives.images.image_folder import ImageFolder
 from pipelines.archives.images.image_table import ImageTable
+from pipelines.dataset.read.reader import ReaderSettings
+from pipelines.dataset.read.verify import verify_dataset
 from pipelines.sample import ImageGroup
 from pipelines.scoring.job import Scored, ScoreSettings, score
 from pipelines.scoring.predict.model import ModelDescription
-from pipelines.scoring.source import archive_source
+from pipelines.scoring.source import archive_source, dataset_source
 from pipelines.spark import tasks
+from pipelines.spark.columns import select_columns
 from pipelines.spark.tasks import LostWorkerError
 from pipelines.storage.folder import Location
 from pipelines.storage.lock import hold
@@ -130,6 +137,46 @@ def test_a_mended_row_of_a_table_has_the_parts_of_its_file_scored_again(images: 
     write_table(0, contents[:6])
     scored = run()
     assert (scored.predictions, scored.rejected, changed_parts(output, parts)) == (12, 0, [0, 1])
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("as_dataset", [True, False])
+def test_predictions_join_their_table_by_its_key(
+    spark: SparkSession, images: Path, tmp_path: Path, as_dataset: bool
+) -> None:
+    from deltalake import DeltaTable, QueryBuilder
+
+    output, path = tmp_path / "output", tmp_path / "dataset"
+    rows = [
+        (number, file.read_bytes(), MODEL.class_names[number // 6], f"site {number}", datetime(2024, 1, 1, number))
+        for number, file in enumerate(sorted(images.glob("train/*/*.png")))
+    ]
+    kept = "`geo.site` string, `since``` timestamp_ntz"
+    table = spark.createDataFrame(rows, f"patch bigint, image binary, label string, {kept}")
+    archive = {"kind": "table", "root": str(tmp_path / "table"), "id": "patch", "keep": ["geo.site", "since`"]}
+    config = load(None, archive=archive, dataset={"path": str(path)})
+    manifest = prepare(config, table=table)
+    if as_dataset:
+        source = dataset_source(Location.at(path), ReaderSettings())
+    else:
+        source = archive_source(configured_archive(config), samples_per_file=3)
+    scored = score(None, MODEL, b"", source, Location.at(output), replace(SETTINGS, as_delta=True))  # type: ignore[arg-type]
+    predictions = spark.read.parquet(*map(str, output.glob("*-part-*.parquet")))
+    names, plain = ["patch", "geo.site", "since`"], ["patch", "site", "since"]
+    mine = select_columns(predictions, ["id", *names]).toDF("id", *plain)
+    joined = mine.join(select_columns(table, names).toDF(*plain), plain)
+    assert (scored.predictions, {row.id for row in joined.collect()}) == (12, {*map(str, range(12))})
+    query = QueryBuilder().register("predictions", DeltaTable(str(output)))
+    assert len(query.execute('select "geo.site" from predictions where patch < 9').read_all()) == 9
+
+    assert prepare(config).fingerprint == manifest.fingerprint
+    assert verify_dataset(path).is_whole
+    schemas = [pq.read_schema(path / "train" / name) for name in ("part-00000.parquet", "_common_metadata")]
+    assert schemas[0].names == schemas[1].names
+    with pytest.raises(
+        ValueError, match=r"kept_columns \['patch', 'geo\.site', 'since`'\] there, \['patch'\] asked for"
+    ):
+        prepare(override(config, "archive.keep=[]"))
 
 
 def test_metadata_that_a_mended_sample_brings_along_is_no_other_input(images: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import pickle
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from jobs.prepare import prepare
 from pipelines.archives.archive import ArchiveDescription, BadRecordError, read_sample
 from pipelines.archives.images.image_table import ImageTable
 from pipelines.archives.images.parquet_files import INCOMPLETE, ParquetRows
-from pipelines.dataset.prepare.identity import Identity, describe
+from pipelines.dataset.prepare.identity import Identity, describe, index_digest, read_index, write_index
 from pipelines.dataset.prepare.writer import prepare_dataset
 from pipelines.dataset.read.reader import SplitReader
 from pipelines.sample import ImageGroup
@@ -204,14 +205,53 @@ def test_a_file_that_was_replaced_is_read_as_it_is_now(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_sample(ImageTable(str(path)), ["", "1"])["rgb"], pixels(8))
 
 
-def test_the_column_of_the_images_decides_the_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "names", "before", "now"),
+    [
+        ({"image": "sar"}, ["image_column"], ["image"], ["sar"]),
+        ({"id": "key", "keep": ["site"]}, ["id_column", "kept_columns"], [None, None], ["key", ["key", "site"]]),
+    ],
+)
+def test_the_columns_decide_the_rows(
+    tmp_path: Path, settings: dict[str, Any], names: list[str], before: list[Any], now: list[Any]
+) -> None:
     other = [{"bytes": png(row + 50), "path": ""} for row in range(4)]
-    path = hugging_face(tmp_path / "train.parquet", list("abab"), sar=other)
-    identities = [
+    path = hugging_face(tmp_path / "train.parquet", list("abab"), sar=other, key=list("cdef"), site=[1.5] * 4)
+    first, second = (
         Identity(describe(archive.description, archive.read_settings))
-        for archive in (ImageTable(str(path)), ImageTable(str(path), image="sar"))
-    ]
-    assert identities[0].differences(identities[1]) == ["image_column image there, sar asked for"]
+        for archive in (ImageTable(str(path)), ImageTable(str(path), **settings))
+    )
+    for one, other_one, there, wanted in ((first, second, before, now), (second, first, now, before)):
+        assert one.differences(other_one) == [
+            f"{name} {old} there, {new} asked for" for name, old, new in zip(names, there, wanted, strict=True)
+        ]
+
+
+def test_every_type_that_travels_keeps_its_values(tmp_path: Path) -> None:
+    second = datetime(2024, 5, 6, 7, 8, 9, 123456)
+    columns = {
+        "a.b": (pa.array(["x", None], pa.large_string()), pa.string()),
+        "c`d": (pa.array(["x", "y"]).dictionary_encode(), pa.string()),
+        "count": (pa.array([2**32 - 1, None], pa.uint32()), pa.int64()),
+        "share": (pa.array([0.1, None], pa.float32()), pa.float32()),
+        "seen": (pa.array([True, None]), pa.bool_()),
+        "day": (pa.array([second.date(), None]), pa.date32()),
+        "local": (pa.array([second, None], pa.timestamp("ns")), pa.timestamp("us")),
+        "utc": (pa.array([second, None], pa.timestamp("us", "Europe/Berlin")), pa.timestamp("us", "UTC")),
+    }
+    hugging_face(tmp_path / "x.parquet", [0, -1], ID=[9, 8], **{name: column for name, (column, _) in columns.items()})
+    archive = ImageTable(str(tmp_path), id="ID", keep=[*columns])
+    index = archive.index()
+    assert (index.samples["id"].to_pylist(), reasons(index.rejected.to_pylist())) == (["9"], [("8", "no label")])
+    for name, (source, kind) in columns.items():
+        column = index.samples[name]
+        assert (column.type, column.cast(pa.string())[0]) == (kind, source[:1].cast(kind).cast(pa.string())[0]), name
+    write_index(index.samples, Location.at(tmp_path))
+    read = read_index(Location.at(tmp_path))
+    assert read is not None
+    assert index_digest(read) == index_digest(index.samples)
+    hugging_face(tmp_path / "x.parquet", [0], local=pa.array([1], pa.timestamp("ns")))
+    check_refused(ImageTable(str(tmp_path), keep=["local"]), r"from timestamp\[ns\] to timestamp\[us\] would lose data")
 
 
 def test_plain_bytes_texts_and_a_column_of_splits(tmp_path: Path) -> None:
@@ -305,8 +345,19 @@ def test_bad_images_are_bad_records(tmp_path: Path) -> None:
     [
         (
             {"image": "picture"},
-            r"has no column 'picture' \(archive\.image\); its columns are image, label, part, empty$",
+            r"has no column 'picture' \(archive\.image\); its columns are image, label, part, empty, key, .*, size$",
         ),
+        ({"id": "a.b"}, r"has no column 'a\.b' \(archive\.id\); its columns are image, label, part, "),
+        ({"keep": ["part", "Part"]}, r"has no column 'Part' \(archive\.keep\); its columns are image, label, part, "),
+        ({"id": "key"}, r"column 'key' \(archive\.id\) has 7 in 2 rows, expected another value in each row$"),
+        ({"id": "null"}, r"column 'null' \(archive\.id\) has no value in 1 rows, expected another value in each row$"),
+        (
+            {"id": "Tile"},
+            r"column 'Tile' \(archive\.id\) has a name that .* predictions use already: rename it$",
+        ),
+        ({"keep": ["part", "part", "size"]}, r"column 'size' \(archive\.keep\) has a name that datasets or predict"),
+        ({"id": "image"}, r"'image' \(archive\.id\) is struct<.*, expected texts or integers below 2\*\*63$"),
+        ({"keep": ["image"]}, r"'image' \(archive\.keep\) is struct<.*, expected .*, booleans, dates or timestamps$"),
         ({"label": "image"}, r"column 'image' \(archive\.label\) is struct<.*, expected a text, an integer, or a list"),
         ({"image": "label"}, r"column 'label' \(archive\.image\) is int64, expected the bytes of images"),
         ({"split": "part"}, r"column 'part' \(archive\.split\) has 'holdout', expected train"),
@@ -314,23 +365,26 @@ def test_bad_images_are_bad_records(tmp_path: Path) -> None:
     ],
 )
 def test_columns_that_do_not_fit_are_one_line_with_the_setting(
-    tmp_path: Path, settings: dict[str, str], message: str
+    tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
-    hugging_face(tmp_path / "x.parquet", [0, 1], part=["train", "holdout"], empty=["train", ""])
+    columns = {"key": [7, 7], "null": ["a", None], "Tile": ["a", "b"], "size": [1, 2]}
+    hugging_face(tmp_path / "x.parquet", [0, 1], part=["train", "holdout"], empty=["train", ""], **columns)
     check_refused(ImageTable(str(tmp_path), **settings), message)
 
 
 def test_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         ImageTable(str(tmp_path / "nowhere")).index()
-    for name, labels, message in (
-        ("_temporary/x", [0], r"holds no Parquet files, expected names that end with \.parquet"),
-        ("test", [0, 1], "has no split train, only test"),
-        ("more", [0, 1], r"the name of more\.parquet says no split, those of other files do"),
-        ("train/x", ["text"], r"column 'label' is of another type than in more\.parquet"),
+    for name, labels, keys, message in (
+        ("_temporary/x", [0], [0], r"holds no Parquet files, expected names that end with \.parquet"),
+        ("test", [0, 1], [0, 1], "has no split train, only test"),
+        ("more", [0, 1], [2, 3], r"the name of more\.parquet says no split, those of other files do"),
+        ("train/x", [0, 1], [9, 2], r"^{}: column 'key' \(archive\.id\) has 2 in 2 rows, expected another value"),
+        ("train/x", [0], ["4"], r"train/x\.parquet: column 'key' is of another type than in more\.parquet"),
+        ("train/x", ["text"], [4], r"column 'label' is of another type than in more\.parquet"),
     ):
-        hugging_face(tmp_path / f"{name}.parquet", labels)
-        check_refused(ImageTable(str(tmp_path)), message)
+        hugging_face(tmp_path / f"{name}.parquet", labels, key=keys)
+        check_refused(ImageTable(str(tmp_path), id="key"), message.format(tmp_path))
 
 
 def test_row_groups_are_kept_while_they_fit(tmp_path: Path) -> None:
@@ -429,6 +483,11 @@ def test_a_dataframe_that_cannot_be_prepared(spark: SparkSession, tmp_path: Path
     )
     with pytest.raises(ValueError, match=r"^the DataFrame has no column 'label'; its columns are image, tag$"):
         prepare(config, table=frame)
+    keyed = override(config, "archive.id=k.ey")
+    for keys, found in ((["a", "b", "a"], "'a' in 2"), ([None, "b"], "no value in 1")):
+        rows = spark.createDataFrame([(b"x", 1, key) for key in keys], "image binary, label int, `k.ey` string")
+        with pytest.raises(ValueError, match=rf"^the DataFrame: column 'k\.ey' \(archive\.id\) has {found} rows, exp"):
+            prepare(keyed, table=rows)
     for columns, message in (
         ("image binary, label double", r"column 'label' \(archive\.label\) is double, expected a text"),
         ("image string, label int", r"column 'image' \(archive\.image\) is string, expected the bytes of images"),

@@ -17,6 +17,8 @@ TABLE = pa.table(
         "flags": [None, ["snow", "x"]],
         "acquisition_date": [DAY, None],
         "x0": [None, 1.5],
+        "seen": [True, None],
+        "since": pa.array([None, 7], pa.timestamp("us")),
     }
 )
 
@@ -31,6 +33,8 @@ def test_the_plain_values_by_their_definition() -> None:
             b"flags\n" + second + struct.pack("<ii", 0, 2) + both + struct.pack("<ii", 4, 1) + b"snowx",
             b"acquisition_date\n" + first + struct.pack("<ii", 2, 0),
             b"x0\n" + second + struct.pack("<dd", 0, 1.5),
+            b"seen\n" + first + b"\1\0",
+            b"since\n" + second + struct.pack("<qq", 0, 7),
         ]
     )
 

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from pipelines.archives.archive import REJECTED_SCHEMA, ArchiveDescription, ArchiveIndex, index_table
+from pipelines.archives.archive import REJECTED_SCHEMA, RESERVED_NAMES, ArchiveDescription, ArchiveIndex, index_table
+from pipelines.dataset.format.rows import arrow_schema
 from pipelines.sample import ImageGroup
 from pipelines.scoring.output.output import begin
-from pipelines.scoring.output.write import Scorer, as_lists
+from pipelines.scoring.output.write import PREDICTION_SCHEMA, Scorer, as_lists
 from pipelines.scoring.predict.model import ModelDescription
 from pipelines.scoring.predict.predictor import predictor
 from pipelines.scoring.source import archive_source
@@ -106,3 +107,7 @@ def test_the_memory_of_a_task_does_not_depend_on_the_number_of_samples(tmp_path:
 def test_each_row_is_a_list(columns: int) -> None:
     values = np.arange(2 * columns, dtype=np.float32).reshape(2, columns)
     assert as_lists(values, pa.list_(pa.float32())).to_pylist() == values.tolist()
+
+
+def test_the_names_of_our_columns_are_reserved() -> None:
+    assert {*arrow_schema((), 2).names, *PREDICTION_SCHEMA.names} <= RESERVED_NAMES
