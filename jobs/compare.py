@@ -14,7 +14,7 @@ from jobs.shell.paths import check_outputs
 from pipelines.comparison.facts import chosen_metric
 from pipelines.comparison.grid_results import cells_of, read_lines, runs_of
 from pipelines.comparison.groups import DatasetGroups, default_target, parts_of
-from pipelines.comparison.page import comparison_page, curves_of, html_of, notes_of
+from pipelines.comparison.page import LATEX_MARK, comparison_page, curves_of, html_of, latex_of, notes_of
 from pipelines.comparison.run import (
     CURVE_GROUPS,
     CURVES,
@@ -106,7 +106,7 @@ class Comparison:
         return comparison_page(self.parts, self.runs, self.metric, self.targets, self.title, self.notes)
 
     def write(self, folder: str | Path) -> None:
-        """Write `report.html`, `table.csv` with a row per group, and `runs.csv` with a row per training.
+        """Write `report.html`, `table.csv` and `table.tex` with a row per group, and `runs.csv` with one per training.
 
         Raises:
             ValueError: The folder, which may be new, cannot be written, is misspelt (`locations.local_path`) or is in a
@@ -117,6 +117,7 @@ class Comparison:
         with os_errors_as(ValueError, f"the folder of the report {folder} cannot be made"):
             folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "table.csv", csv_of(table_rows(self.parts, self.metric, self.targets)))
+        write_text(folder / "table.tex", latex_of(self.parts))
         write_text(folder / "runs.csv", runs_csv(self.parts, self.metric))
         write_text(folder / "report.html", self.page)
 
@@ -200,8 +201,8 @@ def _unread_cells(results: Path) -> list[str]:
 
 def _files_in(folder: Path) -> dict[Path, bytes]:
     """Return the files that are written, each with the mark of an earlier file."""
-    table, runs, page = (folder / name for name in ("table.csv", "runs.csv", "report.html"))
-    return {table: CSV_MARK, runs: CSV_MARK, page: PAGE_MARK}
+    marks = {"table.csv": CSV_MARK, "table.tex": LATEX_MARK, "runs.csv": CSV_MARK, "report.html": PAGE_MARK}
+    return {folder / name: mark for name, mark in marks.items()}
 
 
 def lines_of(compared: Comparison) -> list[str]:
@@ -262,7 +263,10 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     if arguments.save is not None:
         save_runs(compared.runs, arguments.save)
         say(f"saved   {arguments.save}")
-    say(f"report  {folder / 'report.html'}", f"tables  {folder / 'table.csv'}, {folder / 'runs.csv'}")
+    say(
+        f"report  {folder / 'report.html'}",
+        f"tables  {folder / 'table.csv'}, {folder / 'table.tex'}, {folder / 'runs.csv'}",
+    )
 
 
 if __name__ == "__main__":

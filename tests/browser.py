@@ -21,13 +21,15 @@ OPTIONS = (
     "--disable-component-update --disable-sync --hide-scrollbars --remote-debugging-pipe"
 )
 NARROW = 600
-PROBE = """<script>addEventListener("load", () => {
+PROBLEMS = ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled")
+PROBE = """(() => {
   const all = [...document.images], seen = all.filter(image => image.offsetParent);
   const width = image => image.complete ? image.naturalWidth : 0;
-  document.title = JSON.stringify({images: all.map(width), seen: seen.map(width),
+  return {images: all.map(width), seen: seen.map(width),
   right: seen.map(image => image.getBoundingClientRect().right),
   overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
-  scripts: document.scripts.length, width: innerWidth}); });</script>"""
+  scripts: [...document.scripts].filter(script => script.type !== "application/json").length,
+  width: innerWidth}; })()"""
 
 
 @pytest.fixture
@@ -35,33 +37,50 @@ def show_page(tmp_path: Path) -> Callable[..., tuple[dict[str, Any], Path]]:
     """Shows a page in a window of some width; what a script in it found, and a screenshot.
 
     The script finds the widths of all images, of those that are visible and where each of these ends, by how much the
-    page is wider than the window, the number of scripts (1 is its own), and the width of the window.
+    page is wider than the window, the number of the page's scripts, and the width of the window. Before that, it waits
+    for a promise of the test's own (`acted` is its value). `problems` are the browser's messages, `fetched` addresses.
     """
     if BROWSER is None:
         pytest.skip("chromium is not installed")
 
     def show(
-        page: str, width: int, *, height: int = 1000, screenshot: Path | None = None, is_ours: bool = True
+        page: str,
+        width: int,
+        *,
+        height: int = 1000,
+        screenshot: Path | None = None,
+        is_ours: bool = True,
+        has_scripts: bool = True,
+        act: str = "null",
     ) -> tuple[Any, Path]:
-        # The policy of a page of ours stays, except that it allows the probe, and with it any script that got in.
-        policy = "default-src 'none'"
-        assert (policy in page) or not is_ours
-        probed = tmp_path / "probed.html"
-        allowed = page.replace(policy, f"{policy}; script-src 'unsafe-inline'") if is_ours else page
-        before, _, after = allowed.rpartition("</body>")
-        probed.write_text(f"{before}{PROBE}</body>{after}")
+        # The debugger's own script needs no permission of the page, so the page's policy stays as it is.
+        assert "default-src 'none'" in page or not is_ours
+        (shown := tmp_path / "shown.html").write_text(page)
         picture = screenshot or tmp_path / "page.png"
-        with browser(tmp_path / "profile") as ask:
+        events: list[dict[str, Any]] = []
+        with browser(tmp_path / "profile", events) as ask:
             target = ask("Target.createTarget", {"url": "about:blank"})["targetId"]
             session = ask("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
             # A headless window is at least 500 pixels wide, a device may be narrower.
             device = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < NARROW}
             ask("Emulation.setDeviceMetricsOverride", device, session)
-            ask("Page.enable", {}, session)
-            ask("Page.navigate", {"url": probed.as_uri()}, session, until="Page.loadEventFired")
-            found = ask("Runtime.evaluate", {"expression": "document.title"}, session)["result"]["value"]
+            ask("Emulation.setScriptExecutionDisabled", {"value": not has_scripts}, session)
+            for domain in ("Page", "Log", "Network", "Runtime"):
+                ask(f"{domain}.enable", {}, session)
+            ask("Page.navigate", {"url": shown.as_uri()}, session, until="Page.loadEventFired")
+            acted, found = (
+                ask(
+                    "Runtime.evaluate",
+                    {"expression": expression, "awaitPromise": True, "returnByValue": True},
+                    session,
+                )["result"].get("value")
+                for expression in (act, PROBE)
+            )
             picture.write_bytes(base64.b64decode(ask("Page.captureScreenshot", {}, session)["data"]))
-        return json.loads(found), picture
+        sent = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+        found["problems"] = [event["params"] for event in events if event["method"] in PROBLEMS]
+        found["fetched"] = [url for url in sent if url != shown.as_uri() and not url.startswith("data:")]
+        return found | {"acted": acted}, picture
 
     return show
 
@@ -76,8 +95,11 @@ def show_page_if_possible(request: pytest.FixtureRequest) -> Callable[..., tuple
 
 
 @contextmanager
-def browser(profile: Path) -> Iterator[Ask]:
-    """Start a browser that is asked by its debugging protocol: JSON over two pipes, each message ended by a zero."""
+def browser(profile: Path, events: list[dict[str, Any]]) -> Iterator[Ask]:
+    """Start a browser that is asked by its debugging protocol: JSON over two pipes, each message ended by a zero.
+
+    What it reports is appended to the events.
+    """
     assert BROWSER is not None
     (theirs_in, ours_out), (ours_in, theirs_out) = os.pipe(), os.pipe()
     command = [BROWSER, *OPTIONS.split(), f"--user-data-dir={profile}"]
@@ -104,6 +126,7 @@ def browser(profile: Path) -> Iterator[Ask]:
                     message = next(messages)
                     assert "error" not in message, message
                     happened |= message.get("method") == until
+                    events.extend([message] if "method" in message else [])
                     answer = message["result"] if message.get("id") == question["id"] else answer
                 return answer
 

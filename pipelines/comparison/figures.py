@@ -1,26 +1,45 @@
-"""The plots of a comparison, each in a light and a dark scheme."""
+"""The charts of a comparison: data for the page's script, and pictures for readers without scripts."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import EngFormatter
 
-from pipelines.comparison.groups import DatasetGroups, Group, Spread, best_group, labels_of, rank
+from pipelines.comparison.groups import (
+    DatasetGroups,
+    Group,
+    Spread,
+    best_group,
+    labels_of,
+    rank,
+    readable,
+    sortable,
+    word_of,
+)
 from pipelines.comparison.run import PAYLOAD, SECONDS, STEP, ComparedRun
-from pipelines.dataset.report.figures import Colors, Plot
-from pipelines.dataset.report.figures import plot as themed_plot
+from pipelines.comparison.tables import importance_of
+from pipelines.dataset.report.figures import Colors, picture
+from pipelines.dataset.report.tables import shorten
 from pipelines.tracking.metrics import is_lower_better
 
-PALETTE = ("#3b7dd8", "#e07b1a", "#2f9e62", "#d24a4a", "#8e63c9", "#1499a6", "#c2559b", "#94832f")
+_PALETTE = ("#3b7dd8", "#e07b1a", "#2f9e62", "#d24a4a", "#8e63c9", "#1499a6", "#c2559b", "#94832f")
 """Colours that are easy to distinguish on white and on black."""
-GREY = "#8d96a3"
-WIDE, NARROW = 680, 344
-"""Widths of a plot on a desktop and on a phone, in CSS pixels."""
-_MARGINS = (50, 12, 40, 10)
+Stroke = Literal["solid", "dashed", "dotted"]
+"""Names of CSS and matplotlib. A hidden line is seen through the gaps of the one above it."""
+_MOST_POINTS = 4_000
+"""Points of the same chart of all datasets, so that the page stays below 6 MB."""
+WIDTH, HEIGHT = 344, 258
+"""Size of a picture, which fits a phone, in CSS pixels."""
 _FONT = 8
+_WIDE_RANGE = 20
+"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
+_SETTINGS, _VALUES, _LONG_VALUE = 7, 8, 12
+"""Parallel coordinates show at most these settings, values of a setting, and characters of a value."""
 _FOLLOWS_THE_BATCH = (
     "global_batch_size",
     "launch.num_workers",
@@ -59,61 +78,70 @@ class BatchSizeSeries:
     """Batch sizes at which no training ended well and at least one diverged."""
 
 
-def colors_of(groups: Sequence[Group], metric: str) -> dict[int, str]:
-    """Return the colour by number of the group: the best groups have their own colours, the others are grey."""
-    best = sorted(groups, key=lambda group: rank(group, metric))[: len(PALETTE)]
-    shown = sorted(group.number for group in best)
-    return {group.number: GREY for group in groups} | dict(zip(shown, PALETTE, strict=False))
+class Style(NamedTuple):
+    """How the lines of a group are drawn."""
+
+    color: str
+    stroke: Stroke
+
+
+STYLES = tuple(islice(map(Style, cycle(_PALETTE), cycle(get_args(Stroke))), 24))
+"""Styles of the best groups: each pair of colour and stroke occurs once, and neighbours differ in both."""
+GREY = Style("#8d96a3", "solid")
 
 
 @dataclass(frozen=True)
-class Line:
-    """One metric of one training."""
+class Chart:
+    """The lines of a chart, as `_line` returns them, and its axes in the words of matplotlib."""
 
-    color: str
-    points: list[tuple[float, float]]
-    is_diverged: bool
+    title: str
+    lines: list[dict[str, Any]]
+    x: dict[str, Any]
+    y: dict[str, Any]
+    notes: tuple[tuple[float, float, str], ...] = ()
+    """Texts in the chart, by place."""
 
-
-def lines_over(groups: Sequence[Group], name: str, axis: Axis, colors: dict[int, str]) -> list[Line]:
-    """Return one metric of every training that recorded it; grey lines come first, so that the others cover them."""
-    return [
-        Line(colors[group.number], points, facts.is_diverged)
-        for group in sorted(groups, key=lambda group: colors[group.number] != GREY)
-        for facts in group.members
-        if (points := _points(facts.run, name, axis))
-    ]
+    @property
+    def picture(self) -> str:
+        """The chart for readers without scripts, as a data URI."""
+        return picture(lambda plot, scheme: draw(plot, self, scheme), WIDTH, HEIGHT)
 
 
-def curves(groups: Sequence[Group], name: str, axis: Axis, colors: dict[int, str]) -> Plot | None:
-    """Draw one metric of every training by samples, time or bytes; return None if nothing is recorded."""
-    lines = lines_over(groups, name, axis, colors)
-    if not any(len(line.points) > 1 for line in lines):
+def styles_of(groups: Sequence[Group], metric: str) -> dict[int, Style]:
+    """Return the style by number of the group: the best groups have their own styles, the others are grey."""
+    best = sorted(groups, key=lambda group: rank(group, metric))[: len(STYLES)]
+    shown = sorted(group.number for group in best)
+    return {group.number: GREY for group in groups} | dict(zip(shown, STYLES, strict=False))
+
+
+def curves(part: DatasetGroups, name: str, axis: Axis, styles: dict[int, Style], parts: int = 1) -> Chart | None:
+    """Return one metric of every group by samples, time or bytes; None if nothing is recorded.
+
+    A line is the mean over the seeds that ended well, its band reaches from the lowest to the highest of them. Each
+    other training has a thin line of its own, with a cross if it diverged.
+
+    Args:
+        part: The groups.
+        name: Name of the metric.
+        axis: The horizontal axis.
+        styles: Style by number of the group.
+        parts: Number of datasets on the page: the more there are, the fewer epochs each chart shows.
+    """
+    trainings = [facts.run for group in part.groups for facts in group.members]
+    every = math.ceil(sum(len(run.history.get(STEP, [])) for run in trainings) * parts / _MOST_POINTS)
+    points = {run.run_id: _points(run, name, axis, every) for run in trainings}
+    lines = [_line(group.number, styles[group.number], _means(group, points)) for group in part.groups]
+    for group in part.groups:
+        for facts in group.members:
+            own = [(x, _single(y)) for x, y in points[facts.run.run_id].values() if not facts.counts]
+            lines.append(_line(group.number, styles[group.number], own, width=0.8, has_cross=facts.is_diverged))
+    lines = [line for line in lines if line["x"]]
+    if not any(len(line["x"]) > 1 for line in lines):
         return None
-    return themed_plot(lambda plot, scheme: draw_lines(plot, scheme, lines, name, axis), NARROW, 258, _MARGINS)
-
-
-def draw_lines(plot: Axes, scheme: Colors, lines: Sequence[Line], name: str, axis: Axis) -> None:
-    """Draw one metric of one or more trainings over an axis; a cross marks a divergence."""
-    for line in lines:
-        xs, ys = [x for x, _ in line.points], [y for _, y in line.points]
-        width, alpha = (0.8, 0.6) if line.color == GREY else (1.5, 1.0)
-        marker = None if len(xs) > 1 else "o"
-        plot.plot(xs, ys, color=line.color, marker=marker, linewidth=width, alpha=alpha)
-        if line.is_diverged:
-            plot.plot(xs[-1:], ys[-1:], "x", color=line.color, markersize=6)
-    ends = [line.points[-1][0] for line in lines if line.points[-1][0] > 0]
-    if ends and max(ends) / min(ends) > 20:
-        plot.set_xscale("log")
-        plot.xaxis.set_minor_formatter(NullFormatter())
-    else:
-        plot.set_xlim(left=0)
-        plot.xaxis.set_major_locator(MaxNLocator(5))
-    plot.xaxis.set_major_formatter(EngFormatter(sep=""))
-    _limit(plot, [[y for _, y in line.points] for line in lines], name)
-    # Steps of 2.5 need one more digit: the numbers would push the label out of the picture.
-    plot.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    _label(plot, scheme, axis.label, name)
+    x = {**_scale([line["x"][-1] for line in lines]), "label": axis.label}
+    heights = [y for line in lines for y in line["mean"]] if is_lower_better(name) else []
+    title = f"{name} by {axis.label}" + f", a point for every {every} epochs" * (every > 1)
+    return Chart(title, lines, x, {**_scale(heights), "label": name})
 
 
 def variants_of(part: DatasetGroups, metric: str) -> list[BatchSizeSeries]:
@@ -128,64 +156,91 @@ def variants_of(part: DatasetGroups, metric: str) -> list[BatchSizeSeries]:
     return sorted(shown, key=lambda variant: -len(variant.points))
 
 
-def variant_colors(variants: Sequence[BatchSizeSeries]) -> list[str]:
-    """Return the colour of each series; the series after the first ones are grey."""
-    return [PALETTE[place] if place < len(PALETTE) else GREY for place in range(len(variants))]
+def over_batch(variants: Sequence[BatchSizeSeries], metric: str) -> Chart | None:
+    """Return the score by global batch size, with a cross at the bottom where it diverged; None for a single size."""
+    lowest = min((spread.low for variant in variants for _, spread in variant.points), default=0.0)
+    lines = []
+    for place, variant in enumerate(variants):
+        number, style = place + 1, variant_style(place)
+        lines.append(_line(number, style, variant.points, "lines+markers"))
+        lines += [_line(number, style, [(size, _single(lowest))], has_cross=True) for size in variant.diverged]
+    if len({size for variant in variants for size, _ in variant.points}) < 2:
+        return None
+    sizes = sorted({x for line in lines for x in line["x"]})
+    x = {"scale": "log", "ticks": sizes, "ticklabels": [f"{size:,}" for size in sizes], "label": "global batch size"}
+    return Chart(f"{metric} by global batch size", lines, x, {"label": metric})
 
 
-def over_batch(variants: Sequence[BatchSizeSeries], metric: str, width: int) -> Plot:
-    """Draw the score by global batch size, with the deviation over seeds; a cross below marks a diverged batch size."""
-    sizes = sorted({size for each in variants for size in [*(size for size, _ in each.points), *each.diverged]})
-
-    def draw(plot: Axes, scheme: Colors) -> None:
-        for variant, color in zip(variants, variant_colors(variants), strict=True):
-            if variant.points:
-                xs, spreads = zip(*variant.points, strict=True)
-                bars = [spread.deviation or 0.0 for spread in spreads]
-                values = [spread.mean for spread in spreads]
-                plot.errorbar(xs, values, bars, color=color, marker="o", markersize=4, linewidth=1.5, capsize=3)
-            for size in variant.diverged:
-                plot.plot([size], [0.03], "x", color=color, transform=plot.get_xaxis_transform(), clip_on=False)
-        plot.set_xscale("log", base=2)
-        plot.xaxis.set_major_locator(MaxNLocator(1))
-        plot.set_xticks(sizes, [f"{size:,}" for size in sizes])
-        plot.xaxis.set_minor_locator(NullLocator())
-        plot.set_xlim(sizes[0] / 1.3, sizes[-1] * 1.3)
-        plot.margins(y=0.12)
-        _label(plot, scheme, "global batch size", metric)
-
-    return themed_plot(draw, width, 300, _MARGINS)
+def variant_style(place: int) -> Style:
+    """Return the style of a series; the series after the first ones are grey."""
+    return STYLES[place] if place < len(STYLES) else GREY
 
 
-def worker_counts(groups: Sequence[Group]) -> set[int]:
-    """Return the numbers of workers that `over_workers` shows: trainings that changed their number are left out."""
-    return {count for _, count, _ in _timed(groups)}
+def over_workers(groups: Sequence[Group], styles: dict[int, Style]) -> Chart | None:
+    """Return training samples per second by number of workers, and the line of the baseline's efficiency.
 
-
-def over_workers(groups: Sequence[Group], colors: dict[int, str], width: int) -> Plot:
-    """Draw training samples per second by number of workers, and the line of the baseline's efficiency."""
-    timed = [(count, rate, colors[group.number]) for group, count, rate in _timed(groups)]
-    workers = sorted(worker_counts(groups))
-
-    def draw(plot: Axes, scheme: Colors) -> None:
-        for count, rate, color in timed:
-            plot.plot([count], [rate], "o", color=color, markersize=6)
-        fewest = max(rate for count, rate, _ in timed if count == workers[0])
-        counts = np.geomspace(workers[0], workers[-1], 50)  # a line of constant efficiency is curved on a log axis
-        plot.plot(counts, fewest * counts / workers[0], "--", color=scheme.text, linewidth=0.9)
-        plot.set_xscale("log", base=2)
-        plot.set_xticks(workers, [str(count) for count in workers])
-        plot.xaxis.set_minor_locator(NullLocator())
-        plot.set_ylim(bottom=0)
-        _label(plot, scheme, "workers", "images/s")
-
-    return themed_plot(draw, width, 280, _MARGINS)
-
-
-def _timed(groups: Sequence[Group]) -> list[tuple[Group, int, float]]:
-    """Return the groups with one number of workers and a rate, together with both values."""
+    Trainings that changed their number of workers are left out. The chart is None for a single number of workers.
+    """
     rates = [(group, group.first.workers, group.spread(lambda facts: facts.images_per_second)) for group in groups]
-    return [(group, workers, rate.mean) for group, workers, rate in rates if workers and rate]
+    timed = [(group, workers, rate) for group, workers, rate in rates if workers and rate]
+    workers = sorted({count for _, count, _ in timed})
+    if len(workers) < 2:
+        return None
+    lines = [_line(group.number, styles[group.number], [(count, rate)], "markers") for group, count, rate in timed]
+    fewest = max(rate.mean for _, count, rate in timed if count == workers[0])
+    counts = np.geomspace(workers[0], workers[-1], 50)  # a line of constant efficiency is curved on a log axis
+    ideal = [(count, _single(fewest * count / workers[0])) for count in counts.tolist()]
+    lines.append(_line(0, Style(GREY.color, "dashed"), ideal))
+    x = {"scale": "log", "ticks": workers, "ticklabels": [str(count) for count in workers], "label": "workers"}
+    return Chart("images per second by workers", lines, x, {"label": "images/s", "lim": (0, None)})
+
+
+def parallel(part: DatasetGroups, metric: str, styles: dict[int, Style]) -> Chart | None:
+    """Return a line per group over an axis for each of the most important settings, and one for the score.
+
+    The values of an axis are in order and evenly spaced. The lines of one value are drawn beside each other. The chart
+    is None if no setting has an importance.
+    """
+    keys, groups = list(importance_of(part))[:_SETTINGS], [group for group in part.groups if group.score]
+    if not keys:
+        return None
+    columns = [[group.settings.get(key) for group in groups] for key in keys]
+    columns.append([str(group.score.mean) for group in groups if group.score])
+    orders = [sorted(set(column), key=sortable) for column in columns]
+    lines = []
+    for place, (group, values) in enumerate(zip(groups, zip(*columns, strict=True), strict=True)):
+        beside = 0.5 + 0.6 * (place / len(groups) - 0.5)
+        rows = [(order.index(value) + beside) / len(order) for order, value in zip(orders, values, strict=True)]
+        line = _line(group.number, styles[group.number], [(x, _single(y)) for x, y in enumerate(rows)])
+        lines.append(line | {"texts": [readable(value) for value in values]})
+    notes = tuple(
+        (x, (place + 0.5) / len(order), shorten(readable(order[place]), _LONG_VALUE))
+        for x, order in enumerate(orders)
+        for place in range(0, len(order), math.ceil(len(order) / _VALUES))
+    )
+    names = [*map(word_of, keys), metric]
+    x = {"ticks": list(range(len(names))), "ticklabels": [shorten(name, 20) for name in names]}
+    return Chart(f"settings and {metric}", lines, x, {"ticks": []}, notes)
+
+
+def draw(plot: Axes, chart: Chart, scheme: Colors) -> None:
+    """Draw a chart by matplotlib."""
+    for line in chart.lines:
+        xs, ys, color, mode = line["x"], line["mean"], line["color"], line["mode"]
+        plot.fill_between(xs, line.get("low", ys), line.get("high", ys), color=color, alpha=0.2, linewidth=0)
+        stroke, marker = line["stroke"] if "lines" in mode else "", "o" if "markers" in mode else ""
+        plot.plot(xs, ys, color=color, linestyle=stroke, marker=marker, markersize=4, linewidth=line["width"])
+        plot.plot(xs[-1:], ys[-1:], "x" if line["has_cross"] else "", color=color)
+    plot.xaxis.set_major_formatter(EngFormatter(sep=""))
+    plot.set(**{f"{name}{key}": value for name in "xy" for key, value in getattr(chart, name).items()})
+    if "ticks" in chart.x:
+        plot.minorticks_off()
+    for x, y, text in chart.notes:
+        box = {"facecolor": scheme.text, "linewidth": 0, "pad": 1}
+        plot.text(x, y, text, color="white", bbox=box, fontsize=6, ha="center", va="center", parse_math=False)
+    for axis in (plot.xaxis, plot.yaxis):
+        axis.label.set(color=scheme.text, fontsize=_FONT)
+    plot.grid(alpha=0.25, color=scheme.text, linewidth=0.5)
 
 
 def _variant(groups: Sequence[Group], label: str, metric: str) -> BatchSizeSeries:
@@ -200,22 +255,56 @@ def _variant(groups: Sequence[Group], label: str, metric: str) -> BatchSizeSerie
     return BatchSizeSeries(label, points, diverged)
 
 
-def _points(run: ComparedRun, name: str, axis: Axis) -> list[tuple[float, float]]:
-    xs, ys = run.history.get(axis.column, []), run.history.get(name, [])
+def _points(run: ComparedRun, name: str, axis: Axis, every: int) -> dict[float | None, tuple[float, float]]:
+    """Return the axis and the metric by step, for each `every`-th row and the last one."""
+    xs, ys, steps = run.history.get(axis.column, []), run.history.get(name, []), run.history.get(STEP, [])
     factor = float(run.settings.get("global_batch_size", "nan")) if axis.per_sample else 1.0
-    points = [(x * factor, y) for x, y in zip(xs, ys, strict=False) if x is not None and y is not None]
-    return points if all(math.isfinite(x) for x, _ in points) else []
+    points = {
+        step: (x * factor, y)
+        for row, (step, x, y) in enumerate(zip(steps, xs, ys, strict=False), 1)
+        if x is not None and y is not None and (row % every == 0 or row == len(steps))
+    }
+    return points if all(math.isfinite(x) for x, _ in points.values()) else {}
 
 
-def _limit(plot: Axes, series: Sequence[Sequence[float]], name: str) -> None:
-    """Limit the range of losses: one that explodes would compress all others."""
-    if is_lower_better(name):
-        highest = max(values[0] for values in series)
-        lowest = min(min(values) for values in series)
-        plot.set_ylim(lowest - 0.04 * (highest - lowest), highest + 0.08 * (highest - lowest) + 1e-9)
+def _means(group: Group, points: dict[str, dict[float | None, tuple[float, float]]]) -> list[tuple[float, Spread]]:
+    """Return the mean of the axis and the spread of the metric over the seeds, for each step."""
+    members = {facts.run.run_id: points[facts.run.run_id] for facts in group.members}
+
+    def at(step: float | None, place: int) -> Spread | None:
+        found = {run_id: of_run[step][place] for run_id, of_run in members.items() if step in of_run}
+        return group.spread(lambda facts: found.get(facts.run.run_id))
+
+    steps = sorted({step or 0.0 for of_run in members.values() for step in of_run})
+    pairs = [(at(step, 0), at(step, 1)) for step in steps]
+    return [(x.mean, y) for x, y in pairs if x and y]
 
 
-def _label(plot: Axes, scheme: Colors, x: str, y: str) -> None:
-    plot.set_xlabel(x, color=scheme.text, fontsize=_FONT)
-    plot.set_ylabel(y, color=scheme.text, fontsize=_FONT)
-    plot.grid(alpha=0.25, color=scheme.text, linewidth=0.5)
+def _single(value: float) -> Spread:
+    return Spread(value, None, 1, value, value)
+
+
+def _line(
+    number: int,
+    style: Style,
+    points: Sequence[tuple[float, Spread]],
+    mode: str = "lines",
+    *,
+    width: float = 1.5,
+    has_cross: bool = False,
+) -> dict[str, Any]:
+    """Return a line of a group as JSON: means, and the range and the number of seeds if there are several."""
+    names = ("mean", "low", "high", "count") if any(y.count > 1 for _, y in points) else ("mean",)
+    columns = {name: [_short(getattr(y, name)) for _, y in points] for name in names}
+    look = {"number": number, "mode": mode, "width": width, "has_cross": has_cross, **style._asdict()}
+    return {"x": [_short(x) for x, _ in points], **columns, **look}
+
+
+def _scale(values: Sequence[float]) -> dict[str, str]:
+    """Return a logarithmic scale if small values would not be seen on a linear one."""
+    return {"scale": "log"} if values and max(values) > _WIDE_RANGE * min(values) > 0 else {}
+
+
+def _short(value: float) -> float:
+    short = float(f"{value:.5g}")
+    return int(short) if short.is_integer() else short

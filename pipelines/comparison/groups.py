@@ -51,12 +51,14 @@ _ABSENT = "not set"
 
 @dataclass(frozen=True)
 class Spread:
-    """The mean and deviation over seeds."""
+    """The mean, deviation and range over seeds."""
 
     mean: float
     deviation: float | None
     """Standard deviation of a sample (divided by n - 1); None for a single value."""
     count: int
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class Group:
         if not values:
             return None
         deviation = statistics.stdev(values) if len(values) > 1 else None
-        return Spread(statistics.fmean(values), deviation, len(values))
+        return Spread(statistics.fmean(values), deviation, len(values), min(values), max(values))
 
     def reached(self, metric: str, target: float) -> Reached | None:
         """Return the cost of reaching a value of the metric; None if no training that ended well reached it."""
@@ -211,7 +213,7 @@ def _part(dataset: str, members: Sequence[Facts]) -> DatasetGroups:
     varied = [key for key in keys if len({each.get(key) for each in settings}) > 1]
     differing = sorted(varied, key=lambda key: (_FIRST.index(key) if key in _FIRST else len(_FIRST), key))
     labels = labels_of(settings, differing)
-    order = sorted(range(len(settings)), key=lambda index: [_sortable(settings[index].get(key)) for key in differing])
+    order = sorted(range(len(settings)), key=lambda index: [sortable(settings[index].get(key)) for key in differing])
     found = list(same.values())
     groups = [Group(place, labels[index], tuple(found[index])) for place, index in enumerate(order, 1)]
     archive = members[0].run.settings.get("archive.kind", "")
@@ -266,7 +268,7 @@ def word_of(key: str) -> str:
 
 
 def _words(key: str, value: str | None) -> str:
-    return value or _ABSENT if key in _SELF_EXPLAINING else f"{word_of(key)} {_readable(value)}"
+    return value or _ABSENT if key in _SELF_EXPLAINING else f"{word_of(key)} {readable(value)}"
 
 
 def best_group(groups: Sequence[Group], metric: str) -> Group | None:
@@ -308,12 +310,14 @@ def _first_row(run: ComparedRun, metric: str, target: float) -> dict[str, float 
     return {} if row is None else {name: column[row] for name, column in run.history.items()}
 
 
-def _sortable(text: str | None) -> tuple[int, float, str]:
+def sortable(text: str | None) -> tuple[int, float, str]:
+    """Return a key that sorts the values of a setting: numbers by size, and then texts."""
     value = number(text)
     return (0, value, "") if value is not None else (1, 0.0, text or "")
 
 
-def _readable(text: str | None) -> str:
+def readable(text: str | None) -> str:
+    """Return the value of a setting with the digits that people read."""
     value = number(text)
     if text is None or value is None:
         return text or _ABSENT

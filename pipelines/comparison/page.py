@@ -1,10 +1,11 @@
-"""The page of a comparison, in one file without others, and its view in a notebook: a table and curves."""
+"""The page of a comparison, in one file without others, its table for LaTeX, and its view in a notebook."""
 
 import base64
 import html
 import io
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.lines import Line2D
 
@@ -12,21 +13,28 @@ from pipelines.comparison import figures
 from pipelines.comparison.facts import NEAR_CHANCE
 from pipelines.comparison.groups import DatasetGroups, alike_troubles, best_group, default_target, word_of
 from pipelines.comparison.run import SCORES, ComparedRun
-from pipelines.comparison.tables import differing_rows, recipe_rows, score_text, target_rows
-from pipelines.dataset.report.figures import Colors, Plot
+from pipelines.comparison.tables import (
+    csv_of,
+    differing_rows,
+    importance_of,
+    recipe_rows,
+    score_text,
+    table_rows,
+    target_rows,
+)
+from pipelines.dataset.report.figures import Colors
 from pipelines.dataset.report.html import render
 from pipelines.dataset.report.tables import shorten
 from pipelines.machine.cell_figure import CellFigure
 from pipelines.tracking.metrics import is_lower_better
 
+if TYPE_CHECKING:
+    import pandas
+
+LATEX_MARK = b"% Groundswell, needs booktabs\n"
+"""First line of the tables for LaTeX."""
 _LONG = 120
 _NAMED_GROUPS = 12
-_CURVES = {
-    figures.SAMPLES: "by samples seen",
-    figures.TIME: "by training time",
-    figures.BYTES: "by bytes given to the collective",
-}
-
 _COLUMNS = {
     "number": "group",
     "label": "what differs",
@@ -60,9 +68,14 @@ def comparison_page(
         title: Title with the experiments and files.
         notes: Notes that a reader must know before the figures; each is a sentence.
     """
+    from plotly.offline import get_plotlyjs
+
+    tables = {"table.csv": csv_of(table_rows(parts, metric, targets)), "table.tex": latex_of(parts)}
     dates = sorted(run.started[:10] for run in runs)
     return render(
         "comparison/page.html",
+        scripts=[get_plotlyjs(), files("pipelines.comparison").joinpath("page.js").read_text()],
+        tables={name: base64.b64encode(text.encode()).decode() for name, text in tables.items()},
         title=shorten(title, _LONG),
         runs=len(runs),
         groups=sum(len(part.groups) for part in parts),
@@ -72,7 +85,8 @@ def comparison_page(
         first_date=dates[0] if dates else "",
         last_date=dates[-1] if dates else "",
         notes=notes,
-        parts=[_part(part, metric, target) for part, target in zip(parts, targets, strict=True)],
+        grey=figures.GREY,
+        parts=[_part(part, metric, target, len(parts)) for part, target in zip(parts, targets, strict=True)],
     )
 
 
@@ -106,14 +120,14 @@ def notes_of(parts: Sequence[DatasetGroups], metric: str) -> list[str]:
     return notes + [note for note, holds in further.items() if holds]
 
 
-def _part(part: DatasetGroups, metric: str, target: float | None) -> dict[str, Any]:
-    colors = figures.colors_of(part.groups, metric)
+def _part(part: DatasetGroups, metric: str, target: float | None, parts: int) -> dict[str, Any]:
+    styles = figures.styles_of(part.groups, metric)
     best = best_group(part.groups, metric)
     variants = figures.variants_of(part, metric)
     return {
         "name": _name(part),
         "rows": recipe_rows(part),
-        "colors": colors,
+        "styles": styles,
         "best": None
         if best is None
         else {"number": best.number, "label": shorten(best.label, _LONG), "score": score_text(best.score)},
@@ -121,24 +135,29 @@ def _part(part: DatasetGroups, metric: str, target: float | None) -> dict[str, A
         "differing": differing_rows(part),
         "common": part.common,
         "variants": [
-            {"label": shorten(variant.label, _LONG), "color": color}
-            for variant, color in zip(variants, figures.variant_colors(variants), strict=True)
+            {"number": place + 1, "label": shorten(variant.label, _LONG), "style": figures.variant_style(place)}
+            for place, variant in enumerate(variants)
         ],
-        "over_batch": _two_widths(lambda width: figures.over_batch(variants, metric, width))
-        if len({size for variant in variants for size, _ in variant.points}) > 1
-        else None,
-        "curves": _curves(part, metric, colors),
+        "importance": [
+            {"name": name, "word": word_of(name), "share": share} for name, share in importance_of(part).items()
+        ],
+        "parallel": figures.parallel(part, metric, styles),
+        "over_batch": figures.over_batch(variants, metric),
+        "curves": [
+            chart
+            for name in dict.fromkeys((metric, "train/loss"))
+            for axis in (figures.SAMPLES, figures.TIME, figures.BYTES)
+            if (chart := figures.curves(part, name, axis, styles, parts))
+        ],
         "legend": [
-            {"number": group.number, "label": shorten(group.label, _LONG), "color": colors[group.number]}
+            {"number": group.number, "label": shorten(group.label, _LONG), "style": styles[group.number]}
             for group in part.groups
-            if colors[group.number] != figures.GREY
+            if styles[group.number] != figures.GREY
         ],
-        "grey": figures.GREY in colors.values(),
+        "grey": figures.GREY in styles.values(),
         "target": target,
         "targets": None if target is None else target_rows(part, metric, target),
-        "over_workers": _two_widths(lambda width: figures.over_workers(part.groups, colors, width))
-        if len(figures.worker_counts(part.groups)) > 1
-        else None,
+        "over_workers": figures.over_workers(part.groups, styles),
     }
 
 
@@ -155,53 +174,49 @@ def _troubles(part: DatasetGroups) -> list[str]:
     return lines
 
 
-def _curves(part: DatasetGroups, metric: str, colors: dict[int, str]) -> list[dict[str, Any]]:
-    return [
-        {"title": f"{name} {words}", "plot": plot}
-        for name in dict.fromkeys((metric, "train/loss"))
-        for axis, words in _CURVES.items()
-        if (plot := figures.curves(part.groups, name, axis, colors)) is not None
-    ]
-
-
-def _two_widths(draw: Callable[[int], Plot]) -> dict[str, Plot]:
-    return {"wide": draw(figures.WIDE), "narrow": draw(figures.NARROW)}
-
-
 def _name(part: DatasetGroups) -> str:
     return f"{part.archive} {part.dataset[:12]}".strip() or "not recorded"
 
 
 def curves_of(parts: Sequence[DatasetGroups], metric: str) -> CellFigure:
     """Plot the metric of every training by samples seen and by training time, with a row of plots per dataset."""
-    figure = CellFigure(figsize=(9.0, 3.6 * len(parts)), layout="constrained")
-    for plots, part in zip(figure.subplots(len(parts), 2, squeeze=False), parts, strict=True):
-        colors = figures.colors_of(part.groups, metric)
-        for plot, axis in zip(plots, (figures.SAMPLES, figures.TIME), strict=True):
-            lines = figures.lines_over(part.groups, metric, axis, colors)
-            if lines:
-                figures.draw_lines(plot, _ON_WHITE, lines, metric, axis)
+    figure = CellFigure(figsize=(9.0, 4.8 * len(parts)), layout="constrained")
+    for area, part in zip(figure.subfigures(len(parts), squeeze=False).flat, parts, strict=True):
+        styles = figures.styles_of(part.groups, metric)
+        for plot, axis in zip(area.subplots(1, 2), (figures.SAMPLES, figures.TIME), strict=True):
+            if chart := figures.curves(part, metric, axis, styles):
+                figures.draw(plot, chart, _ON_WHITE)
             else:
                 plot.set_axis_off()
                 plot.text(0.5, 0.5, f"{metric} by {axis.label} is not recorded", ha="center", transform=plot.transAxes)
-        named = [group for group in part.groups if colors[group.number] != figures.GREY]
-        keys = [Line2D([], [], color=colors[group.number]) for group in named]
-        plots[0].legend(keys, [f"{group.number} {shorten(group.label, 60)}" for group in named], fontsize=8)
+        named = [(group, styles[group.number]) for group in part.groups if styles[group.number] != figures.GREY]
+        keys = [Line2D([], [], color=style.color, linestyle=style.stroke) for _, style in named]
+        labels = [f"{group.number} {shorten(group.label, 60)}" for group, _ in named]
+        area.legend(keys, labels, fontsize=7, ncols=2, loc="outside lower center")
     return figure
+
+
+def latex_of(parts: Sequence[DatasetGroups]) -> str:
+    r"""Return the main table of each dataset for LaTeX with `\usepackage{booktabs}`."""
+    texts = [f"% {_name(part)}\n{_main_table(part).to_latex(index=False, escape=True)}" for part in parts]
+    return LATEX_MARK.decode() + "\n".join(texts).replace("±", r"$\pm$")
 
 
 def html_of(parts: Sequence[DatasetGroups], metric: str, notes: Sequence[str]) -> str:
     """Return notes, the recipe and score of each group, and the curves as HTML."""
-    import pandas
-
     picture = io.BytesIO()
     curves_of(parts, metric).savefig(picture, format="png", dpi=90)
     image = base64.b64encode(picture.getvalue()).decode()
     texts = [f"<p>{html.escape(note)}</p>" for note in notes]
     for part in parts:
-        rows = pandas.DataFrame(recipe_rows(part))[list(_COLUMNS)].rename(columns=_COLUMNS)
         named = f"<p>dataset {html.escape(part.archive)} {html.escape(part.dataset[:12])}</p>" if len(parts) > 1 else ""
         differing = html.escape(", ".join(map(word_of, part.named)) or "nothing but the seed")
-        texts.append(f"{named}<p>what differs: {differing}</p>{rows.to_html(index=False, border=0)}")
+        texts.append(f"{named}<p>what differs: {differing}</p>{_main_table(part).to_html(index=False, border=0)}")
     alt = html.escape(f"{metric} by samples and by time")
     return f'{"".join(texts)}<img alt="{alt}" src="data:image/png;base64,{image}">'
+
+
+def _main_table(part: DatasetGroups) -> "pandas.DataFrame":
+    import pandas
+
+    return pandas.DataFrame(recipe_rows(part))[list(_COLUMNS)].rename(columns=_COLUMNS)

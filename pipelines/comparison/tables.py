@@ -2,8 +2,11 @@
 
 import csv
 import io
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from matplotlib.ticker import EngFormatter
 
 from pipelines.comparison.facts import Facts, peak_rate, warmup_text
 from pipelines.comparison.groups import DatasetGroups, Group, Spread, alike_troubles, baseline_of, word_of
@@ -73,6 +76,35 @@ def differing_rows(part: DatasetGroups) -> dict[str, Any]:
         ],
         "hidden": len(part.differing) - len(keys),
     }
+
+
+def importance_of(part: DatasetGroups) -> dict[str, float]:
+    """Return the share of the score's variance that each setting explains alone, the largest first, from 0 to 1.
+
+    It is epsilon squared, `max(0, 1 - (within / (n - k)) / (total / (n - 1)))`, over `n` trainings that ended well
+    and `k` values of the setting. `total` sums the squared distances of the scores to their mean, and `within` those to
+    the mean of the trainings with the same value. So a setting with many values gains nothing by their number. Shares
+    of settings that were changed together overlap, and need not sum to 1.
+
+    Settings without two values, or with a value per training, are left out; so is one that separates the trainings
+    exactly as an earlier setting does.
+
+    Source: Kelley, "An unbiased correlation ratio measure", 1935.
+    """
+    counted = [(group.settings, facts) for group in part.groups for facts in group.members if facts.counts]
+    scores = [facts.best or 0.0 for _, facts in counted]
+    variance, shares, seen = statistics.variance(scores) if len(scores) > 2 else 0.0, {}, set()
+    for key in part.differing:
+        values = [settings.get(key) for settings, _ in counted]
+        places = [values.index(value) for value in values]
+        free = len(scores) - len(set(places))
+        if not variance or tuple(places) in seen or not 0 < free < len(scores) - 1:
+            continue
+        seen.add(tuple(places))
+        of_value = [[score for score, own in zip(scores, places, strict=True) if own == place] for place in set(places)]
+        within = sum(statistics.pvariance(each) * len(each) for each in of_value)
+        shares[key] = max(0.0, 1 - within / free / variance)
+    return dict(sorted(shares.items(), key=lambda share: -share[1]))
 
 
 def target_rows(part: DatasetGroups, metric: str, target: float) -> list[dict[str, Any]]:
@@ -180,11 +212,7 @@ def _seconds_text(seconds: float) -> str:
 
 def _size_text(size: float) -> str:
     """Return a number of bytes as text."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:,.3g} TB" if size < 1000 else f"{size:,.0f} TB"
+    return EngFormatter("B")(float(f"{size:.3g}"))
 
 
 def _recipe_values(group: Group) -> dict[str, Any]:

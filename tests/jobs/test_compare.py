@@ -30,7 +30,10 @@ def test_a_report_with_tables_and_a_file_for_elsewhere(
     assert cli.execute(["compare", "--experiment", "report", "--save", "runs.json"]) == 0
     output = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert output[1:3] == ["1 0.7000 ± 0.0000 6.4 s - lars, rate per 256 8", "2 0.7000 6.4 s - sgd, rate per 256 0.1"]
-    expected = ["report comparison/report.html", "tables comparison/table.csv, comparison/runs.csv"]
+    expected = [
+        "report comparison/report.html",
+        "tables comparison/table.csv, comparison/table.tex, comparison/runs.csv",
+    ]
     assert (output[-2:], len((folder / "comparison" / "runs.csv").read_text().splitlines())) == (expected, 4)
     assert "Comparison of report" in (folder / "comparison" / "report.html").read_text()
     # On another machine, which has no store.

@@ -1,5 +1,8 @@
-"""The common start of all pages of the project: one file, no script, nothing to fetch."""
+"""The common start of all pages of the project: one file, no script but ours, nothing to fetch."""
 
+import base64
+import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -11,15 +14,16 @@ PAGE_MARK = _GENERATOR.encode()
 """Text in the head of every page of the project."""
 
 
-def render(template: str, **values: Any) -> str:
+def render(template: str, *, scripts: Sequence[str] = (), **values: Any) -> str:
     """Return a page as text.
 
     Names and ids come from unchecked archives and foreign files. So everything is escaped, and the page's own policy
-    forbids scripts and addresses.
+    forbids addresses, and all scripts but the given ones, which are named by their hash.
 
     Args:
         template: Path of a Jinja template in `pipelines`. It extends `dataset/report/base.html` (blocks `title`,
             `style` and `body`), and can use the macros of `dataset/report/parts.html`.
+        scripts: Scripts at the end of the page.
         **values: Values that the template shows. A name that the template uses without a value is an error.
     """
     environment = Environment(
@@ -30,4 +34,8 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return printable(environment.get_template(template).render(generator=_GENERATOR, **values))
+    texts = [printable(script) for script in scripts]  # as the page will hold them
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    page = environment.get_template(template)
+    return printable(page.render(generator=_GENERATOR, scripts=texts, hashes=hashes, **values))

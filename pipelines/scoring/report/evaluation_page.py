@@ -127,4 +127,4 @@ def _reliability_plot(reliability: Reliability) -> Plot:
         axis.set_xlabel("mean probability", color=colors.text, fontsize=8)
         axis.set_ylabel("part that is right", color=colors.text, fontsize=8)
 
-    return plot(draw, width=360, height=320, margins=(52, 12, 40, 8))
+    return plot(draw, width=360, height=320)

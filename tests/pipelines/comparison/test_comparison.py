@@ -13,7 +13,7 @@ import pytest
 from mlflow import MlflowClient
 
 from pipelines.comparison.facts import chosen_metric, facts_of, peak_rate, warmup_text
-from pipelines.comparison.figures import GREY, colors_of, variants_of
+from pipelines.comparison.figures import GREY, STYLES, styles_of, variants_of
 from pipelines.comparison.groups import DatasetGroups, Group, Spread, baseline_of, best_group, default_target, parts_of
 from pipelines.comparison.run import (
     CURVE_GROUPS,
@@ -250,15 +250,13 @@ def test_over_the_batch_size_the_best_rate_counts(fabricate: Fabricate) -> None:
     )
 
 
-def test_the_best_groups_have_colours(fabricate: Fabricate) -> None:
-    for number in range(10):
-        fabricate("colours", f"optimizer.learning_rate_per_256={1 + number}", scores=(0.1, 0.1, number / 10))
+def test_the_best_groups_have_styles_of_their_own(fabricate: Fabricate) -> None:
+    for number in range(26):
+        fabricate("colours", f"optimizer.learning_rate_per_256={1 + number}", scores=(0.0, 0.0, number / 26))
     groups = part_of("colours").groups
-    colors = colors_of(groups, "val/top_1")
-    assert ([colors[group.number] == GREY for group in groups], len({*colors.values()} - {GREY})) == (
-        [True, True, *[False] * 8],
-        8,
-    )
+    styles = styles_of(groups, "val/top_1")
+    assert [styles[group.number] for group in groups] == [GREY, GREY, *STYLES]
+    assert len(set(STYLES)) == 24, "each pair of colour and stroke occurs once"
 
 
 def test_the_metric_is_the_first_that_is_recorded(fabricate: Fabricate) -> None:
