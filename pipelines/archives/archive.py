@@ -84,7 +84,7 @@ def index_table(columns: Mapping[str, Any], schema: pa.Schema = INDEX_SCHEMA) ->
 
 def kept_fields(samples: pa.Schema) -> list[pa.Field]:
     """Return the user's own columns in the schema of an index."""
-    return list(samples)[len(INDEX_SCHEMA) :]
+    return [each for each in samples if each.name not in INDEX_SCHEMA.names]
 
 
 class Georeference(NamedTuple):

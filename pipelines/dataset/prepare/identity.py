@@ -140,7 +140,8 @@ def read_index(dataset: Location) -> pa.Table | None:
     """Read a dataset's index; None if it is lost or damaged."""
     try:
         table = pq.read_table(pa.BufferReader(dataset.read(INDEX_FILE)))
-        return table.cast(pa.schema([*INDEX_SCHEMA, *kept_fields(table.schema)]))
+        schema = pa.schema([*INDEX_SCHEMA, *kept_fields(table.schema)])
+        return table.select(schema.names).cast(schema)
     except (OSError, KeyError, ValueError, pa.ArrowException):
         return None
 
