@@ -53,10 +53,15 @@ def load(name_or_path: str | None, settings: Sequence[str] = (), **sections: Any
     return config
 
 
-def resolve(name_or_path: str | None, settings: Sequence[str] = (), **sections: Any) -> RunConfig:
-    """Load as `load` does, but accept settings without effect: those of a recorded run or of a grid."""
+def resolve(
+    name_or_path: str | None, settings: Sequence[str] = (), *, option: str = "--set ", **sections: Any
+) -> RunConfig:
+    """Load as `load` does, but accept settings without effect: those of a recorded run or of a grid.
+
+    A message about one of the settings begins with `option`, and not with the name of the file.
+    """
     values = {} if name_or_path is None else _read(name_or_path)
-    return validated(changed(values, settings, sections), _where(name_or_path))
+    return validated(changed(values, settings, sections), _where(name_or_path), keys_of(settings), option)
 
 
 def override(config: RunConfig, *settings: str, **sections: Any) -> RunConfig:
@@ -152,22 +157,28 @@ def given(section: Section) -> dict[str, Any]:
     return values
 
 
-def validated(values: Mapping[str, Any], where: str) -> RunConfig:
+def validated(values: Mapping[str, Any], where: str, given: Sequence[str] = (), option: str = "--set ") -> RunConfig:
     """Make the configuration.
 
     Args:
         values: Values by section.
         where: First words of an error message.
+        given: Keys that settings have changed.
+        option: First words of a message about one of these.
 
     Raises:
         ValueError: A key is unknown, missing, of the wrong type or out of range; each problem is a line.
     """
+    keys = tuple(key + end for key in given for end in ".:=[")
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        problems = [describe(problem, values) for problem in error.errors()]
-        lines = "\n  ".join([f"{len(problems)} problems", *problems] if len(problems) > 1 else problems)
-        raise ValueError(f"{where}{lines}") from None
+        lines = [describe(problem, values) for problem in error.errors()]
+        is_given = [line.startswith(keys) and " is missing" not in line for line in lines]
+        problems = [option * named + line for line, named in zip(lines, is_given, strict=True)]
+        if len(problems) > 1:
+            problems = [f"{len(problems)} problems", *problems]
+        raise ValueError(where * (is_given != [True]) + "\n  ".join(problems)) from None
 
 
 def flat(sections: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -123,7 +123,8 @@ def _check_output(config: RunConfig) -> str:
 
 
 def _check_cluster(config: RunConfig) -> str:
-    with spark_session("groundswell check", config.launch.master) as spark:
+    launch = config.launch
+    with spark_session("groundswell check", launch.master, gpus_per_worker=launch.gpus_per_worker) as spark:
         check_encryption(spark, config.launch.accept_unencrypted)
         check_slots(spark, config.launch)
         if not config.tracking.offline:

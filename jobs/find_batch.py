@@ -34,7 +34,9 @@ def find_batch(config: RunConfig, at_most: int | None, result: Result) -> BatchS
     largest, multiple = min(share, at_most or share), batch_multiple(config.training)
     if largest < multiple:
         raise ValueError(f"--at-most {at_most}: training.mixup mixes samples in pairs, so that a batch has at least 2")
-    with spark_session("groundswell find-batch", config.launch.master) as spark:
+    with spark_session(
+        "groundswell find-batch", config.launch.master, gpus_per_worker=config.launch.gpus_per_worker
+    ) as spark:
         check_slots(spark, config.launch)
         runner = barrier_runner(spark, config.launch, description="groundswell find-batch", on_event=_show)
         search: BatchSearch = runner.run(entry.search_batch, config, largest // multiple * multiple)

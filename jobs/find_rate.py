@@ -44,7 +44,9 @@ def find_rate(config: RunConfig, rates: Sequence[float], result: Result) -> Rang
     result.dataset = config.dataset.path
     manifest = check_dataset(config)
     runs.check_store(chosen_experiment(config.tracking.experiment))  # before Spark, which takes seconds to start
-    with spark_session("groundswell find-rate", config.launch.master) as spark:
+    with spark_session(
+        "groundswell find-rate", config.launch.master, gpus_per_worker=config.launch.gpus_per_worker
+    ) as spark:
         check_slots(spark, config.launch)
         store.check_workers_reach(store.tracking_uri(), spark.sparkContext.master)
         run = _started(config, manifest)

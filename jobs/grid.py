@@ -17,7 +17,7 @@ from jobs.shell.command import JobsFailedError, Result, exit_code, message_of, s
 from jobs.shell.paths import check_outside_datasets
 from jobs.shell.records import tags_of, write_run
 from jobs.shell.session import spark_session
-from jobs.train import train_on
+from jobs.train import check_run, train_on
 from pipelines.comparison.grid_results import CellLine, GridLine, ResultsFile, cells_of, estimated_seconds, read_lines
 from pipelines.comparison.tables import csv_of, duration
 from pipelines.launch.driver.preflight import check_cluster
@@ -76,6 +76,7 @@ class Grid:
         status: Literal["finished", "diverged", "failed"] = "finished"
         problem = ""
         try:
+            check_run(config, planned.manifest)
             train_on(spark, config, planned.manifest, result, tags)
         except Exception as error:
             if not _is_alive(spark):
@@ -156,7 +157,7 @@ def run_grid(cells: Sequence[PlannedCell], results: ResultsFile, name: str, text
     for experiment in sorted({each.experiment for each in waiting}):  # before Spark, which takes seconds to start
         runs.check_store(experiment)
         parent_of(results, experiment)
-    with spark_session("groundswell grid", first.launch.master) as spark:
+    with spark_session("groundswell grid", first.launch.master, gpus_per_worker=first.launch.gpus_per_worker) as spark:
         for each in waiting:
             try:
                 check_cluster(spark, each.config.launch.num_workers, each.config.launch.gpus_per_worker)

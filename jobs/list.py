@@ -13,7 +13,7 @@ _LISTS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
     "optimizers": ("--set optimizer=NAME", lambda: members("optimizer")),
     "modes": ("--set training.mode=NAME", lambda: members("training.mode")),
     "models": ("--set model=NAME", lambda: members("model")),
-    "configs": ("--config NAME", shipped),
+    "configurations": ("--config NAME", shipped),
     "metrics": ("in MLflow; evaluate --split NAME writes NAME/... in place of test/...", metrics.described),
 }
 

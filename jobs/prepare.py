@@ -20,7 +20,7 @@ from pipelines.archives.table import open_archive
 from pipelines.dataset.format.files import check_apart
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.dataset.prepare.survey import find_finished
-from pipelines.dataset.prepare.writer import prepare_dataset
+from pipelines.dataset.prepare.writer import checked_index, prepare_dataset
 from pipelines.storage.folder import Location
 from pipelines.storage.locations import absolute_location
 
@@ -45,6 +45,7 @@ def prepare(config: RunConfig, table: "DataFrame | None" = None) -> Manifest:
     assert chosen is not None, "it has an archive"
     if table is not None and not isinstance(chosen, TableConfig):
         raise ValueError(f"table is for archive.kind=table, and archive.kind is {chosen.kind}")
+    index = checked_index(archive, dataset) if table is None else None  # before Spark, which takes seconds to start
     with spark_session("groundswell prepare", config.launch.master, runs_on_connect=True) as spark:
         if table is not None:
             _write_table(table, config, archive, dataset)
@@ -60,6 +61,7 @@ def prepare(config: RunConfig, table: "DataFrame | None" = None) -> Manifest:
                 overwrite=config.prepare.overwrite,
                 restart=config.prepare.restart,
                 verify=config.prepare.verify,
+                index=index,
                 say=say,
                 progress=display,
             )
@@ -91,6 +93,8 @@ def configured_archive(config: RunConfig) -> Archive:
     if config.archive is None:
         raise ValueError("archive is missing: set archive=bigearthnet_v2 and archive.root, or see `groundswell list`")
     settings = config.archive.model_dump(exclude={"kind"})
+    if settings.get("root") == "":
+        raise ValueError("archive.root is not set: name the folder or URL of the archive")
     folders = {name: settings[name] for name in ("root", "splits") if settings.get(name) is not None}
     settings |= {name: absolute_location(folder, f"archive.{name}: ") for name, folder in folders.items()}
     return open_archive(config.archive.kind, **settings)

@@ -21,7 +21,7 @@ from pipelines.dataset.format.manifest import Manifest
 from pipelines.dataset.format.order import steps_per_epoch
 from pipelines.launch.driver.failure import WorkerError
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
-from pipelines.storage.folder import Location
+from pipelines.storage.folder import Location, leaving_nothing
 from pipelines.storage.locations import redacted
 from pipelines.tracking.models.registry import standing
 from pipelines.tracking.store import store
@@ -110,9 +110,23 @@ def train(config: RunConfig, result: Result | None = None) -> TrainedRun:
     check_output_location(config.training.output, config.dataset.path)
     chosen, config = config, with_stored_run(with_run_to_resume(config))
     if config == chosen and not config.tracking.offline:  # otherwise the store has just answered
-        check_store(experiment_of_new_run(config))  # before Spark, which takes seconds to start
-    with spark_session("groundswell train", config.launch.master) as spark:
+        check_store(experiment_of_new_run(config))
+    check_run(config, manifest)  # before Spark, which takes seconds to start
+    with spark_session(
+        "groundswell train", config.launch.master, gpus_per_worker=config.launch.gpus_per_worker
+    ) as spark:
         return train_on(spark, config, manifest, result)
+
+
+def check_run(config: RunConfig, manifest: Manifest) -> None:
+    """Check that the training can begin, or continue the run of `training.resume_run`, and write its output.
+
+    Raises:
+        FileNotFoundError, ValueError, RuntimeError: See `check_resume` and `check_output`.
+    """
+    check_resume(config, manifest)
+    with leaving_nothing(Location(config.training.output)):  # the training may be refused for another reason
+        check_output(config.training, config.dataset.path)
 
 
 def experiment_of_new_run(config: RunConfig) -> str | None:
@@ -138,16 +152,14 @@ def train_on(
 
     Args:
         spark: The session.
-        config: The configuration; its paths are absolute.
+        config: The configuration; its paths are absolute, and `check_run` has accepted it.
         manifest: Its dataset.
         result: Filled in while the job runs.
         tags: Further tags of a new run, such as its parent.
     """
     check_slots(spark, config.launch)
-    check_resume(config, manifest)
     if not config.tracking.offline:
         store.check_workers_reach(store.tracking_uri(), spark.sparkContext.master)
-    check_output(config.training, config.dataset.path)
     display, shortage = TrainingDisplay(), ShortageHint(config)
     with recorded_run(config, manifest, display.tracking, tags) as record:
         _say_facts(record, config, manifest)

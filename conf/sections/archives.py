@@ -10,8 +10,9 @@ from conf.sections.section import ImportPath, Section
 class FolderArchive(Section):
     """A raw archive that `prepare` reads from a folder."""
 
-    root: str = Field(min_length=1)
-    """Folder of the archive, as published: a path, or a URL that fsspec supports (`s3://bucket/folder`)."""
+    root: str = ""
+    """Folder of the archive, as published: a path, or a URL that fsspec supports (`s3://bucket/folder`). `prepare`
+    needs it."""
 
 
 class DrawnSplitsArchive(FolderArchive):
@@ -57,9 +58,15 @@ class BigEarthNetV1Config(FolderArchive):
 
 
 class EuroSATConfig(DrawnSplitsArchive):
-    """EuroSAT: 10 classes, multispectral GeoTIFF (eurosat_ms) or RGB JPEG (eurosat_rgb)."""
+    """EuroSAT: 10 classes, multispectral GeoTIFF, 13 bands."""
 
-    kind: Literal["eurosat_ms", "eurosat_rgb"]
+    kind: Literal["eurosat_ms"]
+
+
+class EuroSATRGBConfig(DrawnSplitsArchive):
+    """EuroSAT: 10 classes, RGB JPEG, 3 bands."""
+
+    kind: Literal["eurosat_rgb"]
 
 
 class ImageFolderConfig(ImagesArchive):
@@ -117,6 +124,7 @@ ArchiveConfig = Annotated[
     BigEarthNetV2Config
     | BigEarthNetV1Config
     | EuroSATConfig
+    | EuroSATRGBConfig
     | ImageFolderConfig
     | TableConfig
     | SyntheticConfig

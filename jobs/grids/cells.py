@@ -111,7 +111,7 @@ def named(error: Exception, cell: Cell) -> Exception:
 
 
 def _planned(cell: Cell, arguments: argparse.Namespace) -> PlannedCell:
-    config = resolve(arguments.config, [*arguments.set, *cell.settings])
+    config = resolve(arguments.config, [*arguments.set, *cell.settings], option="")
     keys = list(cell.values)
     refuse_without_effect(config, keys, verb=arguments.verb, reads=arguments.reads, ignores=arguments.ignores)
     refuse_idle(config, base_of(arguments.config), keys, f"config {arguments.config}: ")

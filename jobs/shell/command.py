@@ -1,6 +1,7 @@
 """The common parts of all jobs: arguments, configuration, one readable error, the exit code, the result."""
 
 import argparse
+import errno
 import json
 import logging
 import os
@@ -17,8 +18,7 @@ from typing import Any
 from conf.effect import refuse_idle, refuse_without_effect
 from conf.load import base_of, keys_of, resolve
 from conf.schema import RunConfig
-from conf.sections.archives import ROOTED_KINDS
-from jobs.shell.paths import check_outside_datasets, setting_of
+from jobs.shell.paths import check_outside_datasets
 from pipelines.launch.driver.failure import WorkerError
 from pipelines.machine.console import PrintableFormatter, printable
 from pipelines.machine.json_text import parse_json
@@ -105,12 +105,13 @@ def check_replaceable(path: Path) -> None:
     """Check that a file that a result would replace is an earlier result, or empty.
 
     Raises:
+        OSError: The file cannot be read.
         ValueError: The file has other content.
     """
     try:
         before = path.read_bytes() if path.is_file() else b""
         values = parse_json(before) if before.strip() else {"exit_code": None, "ended": RUNNING}
-    except (OSError, ValueError):
+    except ValueError:
         values = None
     if not isinstance(values, dict) or not {"exit_code", "ended"} <= values.keys():
         raise ValueError(f"--result {path} is a file of something else, which it would replace: choose another file")
@@ -158,7 +159,7 @@ def read_config(arguments: argparse.Namespace) -> RunConfig:
 
 
 def _config(arguments: argparse.Namespace) -> RunConfig:
-    config = resolve(arguments.config, [*_implied(arguments), *arguments.set])
+    config = resolve(arguments.config, arguments.set)
     keys = keys_of(arguments.set)
     if "launch.master" in keys and is_submitted():
         raise ValueError("--set launch.master has no effect: spark-submit has chosen the master, by --master")
@@ -169,15 +170,6 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
             reason = "training.resume_run continues a run, with its weights, experiment and name"
             _tell(arguments.verb, f"--set {key} is not used: {reason}")
     return config
-
-
-def _implied(arguments: argparse.Namespace) -> list[str]:
-    """Return settings from other arguments: the input of `score` has no configuration key."""
-    location = getattr(arguments, "input", None)
-    kinds = [text.partition("=")[2] for text in arguments.set if text.startswith(("archive=", "archive.kind="))]
-    if location is None or not kinds or kinds[-1] not in ROOTED_KINDS:
-        return []
-    return [setting_of("archive.root", location)]
 
 
 def is_submitted() -> bool:
@@ -228,7 +220,7 @@ def exit_code(error: Exception) -> int:
     """Return 2 for a user's mistake, 3 for an exception of a rank's function, 4 for infrastructure, 1 for a bug."""
     if isinstance(error, JobsFailedError):
         return error.code
-    if isinstance(error, _USER_ERRORS):
+    if isinstance(error, _USER_ERRORS) or getattr(error, "errno", None) == errno.ENAMETOOLONG:
         return USER_ERROR
     if isinstance(error, WorkerError):
         return WORKER_ERROR
@@ -249,7 +241,8 @@ def interactive() -> bool:
 
 def _claim(result: Result, path: Path, argv: Sequence[str]) -> None:
     """Replace an older result; fail early if the file cannot be written or belongs to another argument."""
-    check_replaceable(path)
+    with os_errors_as(ValueError, f"--result {path} cannot be written"):
+        check_replaceable(path)
     check_outside_datasets(f"--result {path}", path)
     if sum(_names(part, path) for text in argv for part in {text, text.partition("=")[2]}) > 1:
         raise ValueError(f"--result {path} is what another argument names, and would be replaced: choose another file")

@@ -8,7 +8,7 @@ from conf.sections.dataset import ReaderConfig
 from conf.sections.training import TrainingConfig
 from jobs.shell.arguments import bucket, link, name_or_path, path, png_file, positive, positive_list, positive_number
 
-LISTED = ("archives", "codecs", "optimizers", "modes", "models", "configs", "metrics")
+LISTED = ("archives", "codecs", "optimizers", "modes", "models", "configurations", "metrics")
 
 
 Option = tuple[tuple[str, ...], dict[str, Any]]

@@ -1,6 +1,7 @@
 """The Spark session of a job."""
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -17,8 +18,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
 from jobs.shell.command import is_submitted, say
+from pipelines.launch.driver.preflight import answers, check_local_gpus
 from pipelines.machine.notebook import quieten_spark
-from pipelines.spark.session import check_running
+from pipelines.spark.session import check_running, is_local_master
 from pipelines.storage.locations import redacted
 
 _REMEDIES = {
@@ -34,7 +36,9 @@ _LOOPBACK_ONLY = {
 
 
 @contextmanager
-def spark_session(name: str, master: str, *, runs_on_connect: bool = False) -> Iterator[SparkSession]:
+def spark_session(
+    name: str, master: str, *, runs_on_connect: bool = False, gpus_per_worker: int = 0
+) -> Iterator[SparkSession]:
     """Yield the running session (a notebook's), spark-submit's, or a new one on `master`.
 
     Only a session that this function creates is stopped at the end. A local session listens only on loopback.
@@ -43,8 +47,10 @@ def spark_session(name: str, master: str, *, runs_on_connect: bool = False) -> I
         name: Name of the application in Spark's page.
         master: Master that is used if neither a running session nor spark-submit has chosen one.
         runs_on_connect: Whether Spark Connect is enough, because the job has no barrier stage.
+        gpus_per_worker: GPUs that each rank needs.
 
     Raises:
+        ValueError: There is no Java, or ranks in a new local session need GPUs.
         RuntimeError: Spark does not start or has been stopped, or the job cannot run on this process's Spark Connect.
     """
     if is_remote() or "SPARK_REMOTE" in os.environ:
@@ -61,6 +67,8 @@ def spark_session(name: str, master: str, *, runs_on_connect: bool = False) -> I
         check_running(spark)
         quieten_spark(spark)
     else:
+        if not is_submitted():
+            check_local_gpus(master, gpus_per_worker)
         running, spark = None, _started(name, master)
     try:
         yield spark
@@ -86,9 +94,11 @@ def _started(name: str, master: str) -> SparkSession:
         if submitted:
             settings = _own_settings(name)
         else:
+            _check_java()
+            _check_master(master)
             # Spark's bar of stages would write over the job's own lines and bars.
             settings = {"spark.app.name": name, "spark.master": master, "spark.ui.showConsoleProgress": "false"}
-            if master == "local" or master.startswith("local["):
+            if is_local_master(master):
                 options = f"-Dlog4j2.configurationFile={logging.as_uri()}"
                 settings |= {**_LOOPBACK_ONLY, "spark.driver.extraJavaOptions": options}
         say(f"starting Spark ({'as submitted' if submitted else master})")
@@ -103,11 +113,32 @@ def _own_settings(name: str) -> dict[str, str]:
     SparkContext._ensure_initialized()  # spark-submit's JVM knows its settings
     conf = SparkConf()
     settings = {"spark.app.name": name} if conf.get("spark.app.name") in (None, Path(sys.argv[0]).name) else {}
-    folders = [os.environ.get("SPARK_CONF_DIR"), Path(os.environ.get("SPARK_HOME", ""), "conf")]
-    own_files = any(Path(folder, "log4j2.properties").is_file() for folder in folders if folder)
-    if own_files or conf.contains("spark.log.level") or "log4j" in conf.get("spark.driver.extraJavaOptions", ""):
+    is_in_options = "log4j" in conf.get("spark.driver.extraJavaOptions", "")
+    if is_in_options or conf.contains("spark.log.level") or _has_file("log4j2.properties"):
         return settings
     return settings | {"spark.log.level": "WARN"}
+
+
+def _has_file(name: str) -> bool:
+    """Return whether the folder of Spark's settings has a file."""
+    folders = [os.environ.get("SPARK_CONF_DIR"), Path(os.environ.get("SPARK_HOME", ""), "conf")]
+    return any(Path(folder, name).is_file() for folder in folders if folder)
+
+
+def _check_java() -> None:
+    """Refuse to start Spark's script without Java: it would print lines of its own."""
+    home = os.environ.get("JAVA_HOME")
+    if shutil.which(f"{home}/bin/java" if home else "java") is None and not _has_file("spark-env.sh"):
+        found = f"JAVA_HOME={home} has no bin/java" if home else "there is no Java"
+        raise ValueError(f"Spark does not start: {found}: set JAVA_HOME to Java 17 or 21")
+
+
+def _check_master(master: str) -> None:
+    """Refuse a standalone master that does not answer: Spark would try for a minute, and print stack traces."""
+    places = [each.rpartition(":") for each in master.removeprefix("spark://").split(",")]
+    is_valid = master.startswith("spark://") and all(port.isdecimal() for _, _, port in places)
+    if is_valid and not any(answers(host.strip("[]"), port) for host, _, port in places):
+        raise RuntimeError(f"no Spark master answers at {master}: is it running, and the address right?")
 
 
 def _start(settings: dict[str, str]) -> SparkSession:
@@ -121,7 +152,7 @@ def _start(settings: dict[str, str]) -> SparkSession:
         return SparkSession.builder.config(map={**settings}).getOrCreate()
     except PySparkRuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise RuntimeError(f"Spark does not start: {reason} Java 17 is needed: is JAVA_HOME right?") from None
+        raise RuntimeError(f"Spark does not start: {reason} Java 17 or 21 is needed: is JAVA_HOME right?") from None
     except (Py4JJavaError, PySparkException) as error:
         java = getattr(error, "java_exception", None)
         reason = str(error if java is None else java.getMessage()).splitlines()[0]

@@ -231,7 +231,8 @@ def draw(plot: Axes, chart: Chart, scheme: Colors) -> None:
         stroke, marker = line["stroke"] if "lines" in mode else "", "o" if "markers" in mode else ""
         plot.plot(xs, ys, color=color, linestyle=stroke, marker=marker, markersize=4, linewidth=line["width"])
         plot.plot(xs[-1:], ys[-1:], "x" if line["has_cross"] else "", color=color)
-    plot.xaxis.set_major_formatter(EngFormatter(sep=""))
+    # 2k for 2,000, but 0.8 for 0.8: "800m" is read as 800 metres or minutes.
+    plot.xaxis.set_major_formatter(lambda x, _: f"{x:g}" if abs(x) < 1 else EngFormatter(sep="").format_eng(x))
     plot.set(**{f"{name}{key}": value for name in "xy" for key, value in getattr(chart, name).items()})
     if "ticks" in chart.x:
         plot.minorticks_off()

@@ -30,6 +30,12 @@ def escape(text: str) -> str:
     return html.escape(printable(text))
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun in the singular or plural: `1 slot`, `2 classes`."""
+    plural = noun + ("es" if noun.endswith(("s", "ch")) else "s")
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
 def cell(value: Any) -> Any:
     """Return a value for CSV: a spreadsheet reads no text as a formula, also where a sign has its full width."""
     if not isinstance(value, str):

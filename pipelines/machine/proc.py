@@ -17,6 +17,11 @@ _COUNTS_OF_KILLS = ("memory.events", "memory.oom_control")
 """Files of a control group, of both versions, that count the kills by the out-of-memory killer."""
 
 
+def folder_of(descriptor: int) -> Path:
+    """Return the folder of an open file of this process; the file may have no name."""
+    return Path(f"/proc/self/fd/{descriptor}").readlink().parent
+
+
 def host_memory() -> tuple[int, str]:
     """Return the smaller of the host's memory and its control group's limit, in bytes; and which of both it is."""
     total, group = total_of_host(), limit_of_control_group()

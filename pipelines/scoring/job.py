@@ -49,7 +49,7 @@ from pipelines.storage.folder import Location
 from pipelines.storage.inventory import is_leftover
 from pipelines.storage.lease import PROGRESS_FOLDER
 from pipelines.storage.locations import redacted
-from pipelines.storage.lock import hold, tidy
+from pipelines.storage.lock import check_place, hold, tidy
 from pipelines.storage.whole_files import disk_errors
 
 _THRESHOLD = "score.threshold"
@@ -155,6 +155,7 @@ def check_score(
     if not complete:  # only more samples can become bad; finished predictions stay finished
         rejected = [row for file, part in found.items() if file not in outdated for row in part.rejected]
         _check_rejected([*source.rejected, *rejected], source, output, settings)
+        check_place(output, "--output")
     return identity, complete and (not settings.as_delta or output.exists(DELTA_LOG_FILE))
 
 

@@ -16,7 +16,11 @@ def is_local_mode(spark: SparkSession) -> bool:
 
     `local-cluster` has separate executors.
     """
-    master = "" if is_connect(spark) else str(spark.sparkContext.master)
+    return not is_connect(spark) and is_local_master(str(spark.sparkContext.master))
+
+
+def is_local_master(master: str) -> bool:
+    """Return whether executors of this master are the driver's own process."""
     return master == "local" or master.startswith("local[")
 
 

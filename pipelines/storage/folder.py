@@ -22,7 +22,7 @@ from fsspec.core import url_to_fs
 from fsspec.spec import AbstractFileSystem
 
 from pipelines.storage.locations import absolute_location, is_url
-from pipelines.storage.whole_files import CHUNK_BYTES, copy_whole, new_file
+from pipelines.storage.whole_files import CHUNK_BYTES, copy_whole, new_file, remove_if_empty
 
 # An object appears when its upload ends. Elsewhere a file is written under another name and renamed.
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
@@ -380,3 +380,14 @@ class Location:
         """Clear the listings that fsspec caches, because other processes write here too."""
         if not self.is_local:
             self._filesystem.invalidate_cache()
+
+
+@contextmanager
+def leaving_nothing(folder: Location) -> Iterator[None]:
+    """Remove at the end of the block a local folder and its parents that the block has made, unless they hold files."""
+    made = [each for each in (folder.path, *folder.path.parents) if not each.exists()] if folder.is_local else []
+    try:
+        yield
+    finally:
+        for each in made:
+            remove_if_empty(each)

@@ -7,14 +7,31 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from pipelines.storage.folder import Location
+from pipelines.storage.folder import Location, leaving_nothing
 from pipelines.storage.lease import PROGRESS_FOLDER, check_held, lease
-from pipelines.storage.whole_files import NO_LOCKS, is_open_at, refuse_link, remove_if_empty
+from pipelines.storage.whole_files import NO_LOCKS, disk_errors, is_open_at, refuse_link, remove_if_empty
 
 
 def followed(folder: Location) -> Location:
     """Return the folder that a symbolic link refers to: its neighbours are on the same disk."""
     return Location(str(folder.path.resolve())) if folder.is_local and folder.path.is_symlink() else folder
+
+
+def check_place(folder: Location, argument: str) -> None:
+    """Check early that a local folder, which need not exist yet, can be held and written.
+
+    Args:
+        folder: Folder that the job will write.
+        argument: Name of the argument that chooses the folder, for the message.
+
+    Raises:
+        ValueError: The folder or its neighbours cannot be written there; the message says what lies there.
+        RuntimeError: Another job is writing the folder, or its disk is full.
+    """
+    if not folder.is_local:  # a lease there would cost requests, and says no more than `check`
+        return
+    with disk_errors(folder, argument), hold(folder):
+        pass
 
 
 @contextmanager
@@ -32,13 +49,13 @@ def hold(dataset: Location) -> Iterator[Callable[[], None]]:
             yield lambda: check_held(dataset, PROGRESS_FOLDER)
         return
     dataset = followed(dataset)
-    path = dataset.path.with_name(f".{dataset.name}.incomplete.lock")
-    absent = [parent for parent in path.parents if not parent.exists()]
-    try:
+    path = _beside(dataset, "lock")
+    with leaving_nothing(dataset.parent):
         yield from _hold_local(path, dataset)
-    finally:
-        for parent in absent:
-            remove_if_empty(parent)
+
+
+def _beside(folder: Location, suffix: str) -> Path:
+    return folder.path.with_name(f".{folder.name}.incomplete.{suffix}")
 
 
 def tidy(output: Location, clean_up: Callable[[], object], *, has_leftovers: bool) -> None:
@@ -58,7 +75,7 @@ def tidy(output: Location, clean_up: Callable[[], object], *, has_leftovers: boo
 def _hold_local(path: Path, dataset: Location) -> Iterator[Callable[[], None]]:
     lock = _take(path, dataset)
     if lock is None:
-        parent, inside = Location(str(path.parent)), f".{dataset.name}.incomplete.lease"
+        parent, inside = Location(str(path.parent)), _beside(dataset, "lease").name
         parent.make(inside)
         try:
             with lease(parent, inside, dataset):
@@ -79,9 +96,12 @@ def _take(path: Path, dataset: Location) -> IO[str] | None:
     refuse_link(path, "unfinished dataset")
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _beside(dataset, "lease").exists()  # fails for a longer name than the file system has: none beside is longer
         try:
             lock = path.open("w")
-        except FileNotFoundError:  # a failed job has removed the folder that it had made
+        except FileNotFoundError:
+            if path.parent.exists():  # else a failed job has removed the folder that it had made
+                raise PermissionError(errno.EACCES, "it takes no files", str(path.parent)) from None
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

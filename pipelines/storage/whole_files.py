@@ -15,7 +15,10 @@ from typing import BinaryIO
 
 NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 """Errors of `flock` on a file system without locks, such as NFS without its lock daemon."""
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 CHUNK_BYTES = 1 << 22
+_LONGEST_START = 255 - len("..") - 32
+"""Bytes of a file's name in the name of its unfinished form, which adds dots and a random number."""
 
 
 @cache
@@ -75,7 +78,7 @@ def disk_errors(folder: object, argument: str = "dataset.path") -> Iterator[None
 
     Raises:
         RuntimeError: The disk is full.
-        ValueError: The permission to write the folder is missing.
+        ValueError: The permission to write the folder is missing, or the folder cannot exist there.
     """
     try:
         yield
@@ -86,10 +89,10 @@ def disk_errors(folder: object, argument: str = "dataset.path") -> Iterator[None
                 f"{where}: {error.strerror}: make room on the disk of {folder}; finished shards are kept, and the "
                 "same command continues"
             ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
+        if error.errno in _NOT_WRITABLE:
             raise ValueError(
-                f"{folder} cannot be written ({where}: {error.strerror}): choose another {argument}, or change its "
-                "permissions"
+                f"{argument}={folder} cannot be written ({where}: {error.strerror}): choose another place, or change "
+                "its permissions"
             ) from error
         raise
 
@@ -102,7 +105,9 @@ def new_file(path: Path, *, flush: bool = True) -> Iterator[Path]:
         path: Path of the file.
         flush: Whether to wait until the file is on the disk, so that it survives a power cut.
     """
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    # A name may have 255 bytes, and this one must not be longer: no more of the file's own name fits.
+    start = os.fsdecode(os.fsencode(path.name)[:_LONGEST_START])
+    partial = path.with_name(f".{start}.{uuid.uuid4().hex}")
     try:
         yield partial
         if flush:

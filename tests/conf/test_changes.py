@@ -5,7 +5,6 @@ import pytest
 from conf.keys import choices
 from conf.load import load, override, shipped_names
 from conf.schema import RunConfig
-from conf.sections.archives import ROOTED_KINDS
 from conf.sections.codecs import ExchangeConfig, TopKConfig
 from conf.sections.optimizers import SGDConfig
 from conf.sections.training import TrainingConfig
@@ -108,7 +107,6 @@ def test_members_are_made_with_what_only_the_user_knows() -> None:
             else:
                 assert getattr(section(**{choice.tag: name}), choice.tag) == name
     assert needed == {
-        **{f"archive={kind}": {"root"} for kind in ROOTED_KINDS},
         "archive=synthetic": {"train", "validation", "test"},
         "exchange.codec=threshold": {"tau"},
         **{

@@ -41,12 +41,15 @@ from pipelines.archives.bigearthnet.v1_metadata import (
     read_list,
     read_splits,
 )
+from pipelines.archives.bigearthnet.v2_metadata import METADATA
 from pipelines.archives.checked_rows import CheckedRows
 from pipelines.archives.files import join, list_subfolders, refuse_link
 from pipelines.storage.folder import Location
 
 KIND = "bigearthnet_v1"
 IMAGES = "BigEarthNet-v1.0"
+PATCHES = "S2[AB]_MSIL2A_????????T??????_[0-9]*_[0-9]*"
+"""Pattern of the names of patches; a name of v2.0 has further fields between."""
 _CLASS_NAMES = {19: BIGEARTHNET_19, 43: BIGEARTHNET_43}
 
 
@@ -107,6 +110,8 @@ class BigEarthNetV1:
     def _index(self) -> ArchiveIndex:
         if not Location(self.root).is_folder():
             raise FileNotFoundError(f"{self.root}: no such folder, expected the BigEarthNet v1.0 archive")
+        if Location(join(self.root, METADATA)).is_file():
+            raise ValueError(f"{self.root}: this is BigEarthNet v2.0: set archive.kind=bigearthnet_v2")
         patches = read_splits(self._splits())
         if not self.include_flagged:
             patches.rows = patches.rows.filter(pc.invert(pc.is_in(patches.rows["id"], self._flagged())))

@@ -27,13 +27,15 @@ from pipelines.archives.archive import ArchiveDescription, ArchiveIndex, Georefe
 from pipelines.archives.bigearthnet.nomenclature import BIGEARTHNET_19
 from pipelines.archives.bigearthnet.patch import GROUPS as GROUPS
 from pipelines.archives.bigearthnet.patch import SENTINEL1, dates_and_seasons, flag_lists, path_lists, read_patch
+from pipelines.archives.bigearthnet.v1 import IMAGES as V1_IMAGES
+from pipelines.archives.bigearthnet.v1 import PATCHES as V1_PATCHES
 from pipelines.archives.bigearthnet.v2_metadata import FLAG_COLUMNS, class_indices, read_metadata
+from pipelines.archives.bigearthnet.v2_metadata import METADATA as METADATA
 from pipelines.archives.checked_rows import CheckedRows
 from pipelines.archives.files import join, list_subfolders, refuse_link
 from pipelines.storage.folder import Location
 
 KIND = "bigearthnet_v2"
-METADATA = "metadata.parquet"
 FLAGGED_METADATA = "metadata_for_patches_with_snow_cloud_or_shadow.parquet"
 IMAGES = "BigEarthNet-S2"
 S1_IMAGES = "BigEarthNet-S1"
@@ -117,10 +119,19 @@ class BigEarthNetV2:
     def _metadata_files(self) -> list[str]:
         path, flagged = join(self.root, METADATA), join(self.root, FLAGGED_METADATA)
         if not Location(path).is_file():
-            raise FileNotFoundError(f"{self.root}: no BigEarthNet v2.0 archive, {_LAYOUT}")
+            raise FileNotFoundError(f"{self.root}: no BigEarthNet v2.0 archive, {self._what_it_is()}")
         if self.include_flagged and not Location(flagged).is_file():
             raise FileNotFoundError(f"{flagged} does not exist: download it, or set archive.include_flagged=false")
         return [path, flagged] if self.include_flagged else [path]
+
+    def _what_it_is(self) -> str:
+        """Return what a root without metadata probably is, and what to set."""
+        root = Location(self.root.rstrip("/"))
+        if root.parent.is_file(METADATA):
+            return f"its parent is one: set archive.root={root.parent}"
+        if root.is_folder(V1_IMAGES) or root.glob(V1_PATCHES):
+            return "this is BigEarthNet v1.0: set archive.kind=bigearthnet_v1"
+        return _LAYOUT
 
     def _mark_missing(self, patches: CheckedRows, images: str) -> None:
         """Mark the rows whose folder, in the column `images`, does not exist, with one listing per tile or scene."""

@@ -21,6 +21,7 @@ _PATCH_ID = r"\AS2[AB]_MSIL2A_[0-9]{8}T[0-9]{6}_N[0-9]{4}_R[0-9]{3}_T[0-9]{2}[A-
 # Mission, mode, product, polarisations, sensing time, MGRS tile, column and row; these two are not padded.
 _S1_NAME = r"\AS1[AB]_IW_GRDH_1SDV_[0-9]{8}T[0-9]{6}_[0-9]{2}[A-Z]{3}_[0-9]{1,2}_[0-9]{1,2}\z"
 _COLUMNS = {"patch_id": pa.string(), "labels": pa.list_(pa.string()), "split": pa.string()}
+METADATA = "metadata.parquet"
 FLAG_COLUMNS = ("contains_seasonal_snow", "contains_cloud_or_shadow")
 _OPTIONAL_COLUMNS = {"country": pa.string(), **dict.fromkeys(FLAG_COLUMNS, pa.bool_())}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from conf.sections.dataset import PrepareConfig
-from pipelines.archives.archive import Archive
+from pipelines.archives.archive import Archive, ArchiveIndex
 from pipelines.dataset.format.files import REPORT_FILE, check_apart
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.dataset.prepare.preparation import PreparationJob
@@ -17,8 +17,41 @@ from pipelines.dataset.prepare.survey import find_finished
 from pipelines.sample import TRAINING_SPLIT
 from pipelines.storage.folder import Location
 from pipelines.storage.inventory import is_leftover
-from pipelines.storage.lock import followed, hold, tidy
+from pipelines.storage.lock import check_place, followed, hold, tidy
 from pipelines.storage.whole_files import disk_errors
+
+
+def checked_index(archive: Archive, dataset: Location | Path | str) -> ArchiveIndex:
+    """List the samples of an archive, and check all that can be checked of archive and dataset without Spark.
+
+    Args:
+        archive: Archive to read.
+        dataset: Folder to make.
+
+    Raises:
+        FileNotFoundError: The archive is missing.
+        ValueError: The archive is empty or malformed, or has no training split. Or `dataset` is something else, or
+            cannot be written.
+        RuntimeError: Another job writes the dataset, a storage cannot be used, or a disk is full.
+    """
+    dataset = followed(Location.at(dataset))
+    dataset.check()
+    if archive.root:
+        root = Location.at(archive.root)
+        root.check()
+        if not root.exists():
+            raise FileNotFoundError(f"archive.root={root} does not exist")
+    check_apart(archive.root, dataset)
+    check_apart(archive.root, staging_of(dataset))
+    with disk_errors(dataset):
+        if find_finished(dataset) is None:  # a finished one may lie where it can only be read
+            check_place(dataset, "dataset.path")
+    index = archive.index()
+    found = sorted(index.samples["split"].unique().to_pylist())
+    if TRAINING_SPLIT not in found:
+        others = f"only of {', '.join(found)}" if found else "nor of any other"
+        raise ValueError(f"the archive has no samples of the split {TRAINING_SPLIT!r}, {others}")
+    return index
 
 
 def prepare_dataset(
@@ -33,6 +66,7 @@ def prepare_dataset(
     overwrite: bool = PrepareConfig.default("overwrite"),
     restart: bool = PrepareConfig.default("restart"),
     verify: bool = PrepareConfig.default("verify"),
+    index: ArchiveIndex | None = None,
     say: Callable[[str], None] = lambda line: None,
     progress: Callable[[PrepareProgress], None] = lambda progress: None,
 ) -> Manifest:
@@ -71,6 +105,7 @@ def prepare_dataset(
             ends. Unfinished work is discarded if it is a repair or has another archive or other settings.
         restart: Discard unfinished work and start from nothing; a finished dataset is not touched.
         verify: Read the finished shards, and rewrite those with rows that differ from their checksums.
+        index: What `checked_index` has returned for archive and dataset; None: it is called.
         say: Called with each message.
         progress: Called about once a second, from another thread.
 
@@ -82,11 +117,6 @@ def prepare_dataset(
             Spark gave up. Or a repair would lose good rows. The finished shards are kept.
     """
     dataset = followed(Location.at(dataset))
-    dataset.check()
-    if archive.root:
-        Location.at(archive.root).check()
-    check_apart(archive.root, dataset)
-    check_apart(archive.root, staging_of(dataset))
     job = PreparationJob(
         spark,
         archive,
@@ -97,11 +127,8 @@ def prepare_dataset(
         progress,
         verify,
     )
-    index = archive.index()
-    found = sorted(index.samples["split"].unique().to_pylist())
-    if TRAINING_SPLIT not in found:
-        others = f"only of {', '.join(found)}" if found else "nor of any other"
-        raise ValueError(f"the archive has no samples of the split {TRAINING_SPLIT!r}, {others}")
+    if index is None:
+        index = checked_index(archive, dataset)
     with disk_errors(dataset):
         finished = find_finished(dataset)
         if finished is not None and not overwrite and read_mark(dataset) is None:

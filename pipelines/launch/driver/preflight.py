@@ -11,8 +11,9 @@ from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
 from pipelines.launch.wire.messages import Hello
+from pipelines.machine.console import counted
 from pipelines.machine.versions import OWN, check_code
-from pipelines.spark.session import check_running, is_connect, is_local_mode
+from pipelines.spark.session import check_running, is_connect, is_local_master, is_local_mode
 
 REGISTRATION_SECONDS = 30.0
 """Seconds that executors may take to register."""
@@ -52,6 +53,7 @@ def check_cluster(spark: SparkSession, num_workers: int, gpus_per_worker: int) -
     """Refuse a run that does not fit the cluster.
 
     Raises:
+        ValueError: See `check_local_gpus`.
         RuntimeError: Too few slots, dynamic allocation, or no GPUs; the text says which setting to change.
     """
     conf = spark.sparkContext.getConf()
@@ -59,6 +61,7 @@ def check_cluster(spark: SparkSession, num_workers: int, gpus_per_worker: int) -
         raise RuntimeError(
             "barrier stages cannot run with dynamic allocation: set spark.dynamicAllocation.enabled=false"
         )
+    check_local_gpus(str(spark.sparkContext.master), gpus_per_worker)
     if gpus_per_worker and gpus_per_task(spark) < gpus_per_worker:
         raise RuntimeError(
             f"gpus_per_worker={gpus_per_worker}, but Spark gives a task "
@@ -67,8 +70,23 @@ def check_cluster(spark: SparkSession, num_workers: int, gpus_per_worker: int) -
     slots = count_slots(spark, num_workers)
     if slots < num_workers:
         raise RuntimeError(
-            f"{num_workers} workers do not fit {slots} slots of {spark.sparkContext.master}: lower num_workers or give "
-            f"Spark more cores{_unused_cores(conf)}"
+            f"{counted(num_workers, 'worker')} do not fit {counted(slots, 'slot')} of {spark.sparkContext.master}: "
+            f"lower num_workers or give Spark more cores{_unused_cores(conf)}"
+        )
+
+
+def check_local_gpus(master: str, gpus_per_worker: int) -> None:
+    """Refuse GPUs for ranks in a local session, whose tasks can have none.
+
+    Raises:
+        ValueError: The ranks need GPUs; the text says how tasks on one machine get them.
+    """
+    if gpus_per_worker and is_local_master(master):
+        raise ValueError(
+            f"gpus_per_worker={gpus_per_worker}, but a local session ({master}) has no GPUs for its tasks: use those "
+            "of this machine by spark-submit --master 'local-cluster[1,1,4096]' --conf for each of "
+            f"spark.worker.resource.gpu.amount=1, {_EXECUTOR_GPUS}=1, {_TASK_GPUS}=1 and "
+            "spark.worker.resource.gpu.discoveryScript=docker/spark/discover-gpus.sh"
         )
 
 
@@ -107,8 +125,9 @@ def _unused_cores(conf: SparkConf) -> str:
         return f" (spark.task.cpus={task} cores make one slot)" if task > 1 else ""
     unused = int(executor) % task
     return (
-        f" (spark.executor.cores={executor} and spark.task.cpus={task} make {int(executor) // task} slots an executor"
-        + (f" and leave {unused} cores unused)" if unused else ")")
+        f" (spark.executor.cores={executor} and spark.task.cpus={task} make "
+        f"{counted(int(executor) // task, 'slot')} an executor"
+        + (f" and leave {counted(unused, 'core')} unused)" if unused else ")")
     )
 
 

@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from pipelines.launch.keras_door import hook
 from pipelines.launch.rank import membership
 from pipelines.launch.rank.report import StoppedOnRequest, connect, request_stop, send
 from pipelines.launch.wire.messages import FunctionFailure, FunctionReturned, FunctionStarted
+from pipelines.machine.proc import folder_of
 
 FUNCTION_RAISED_EXIT_CODE = 1
 LENGTH_BYTES = 8
@@ -88,17 +88,17 @@ def _write_result(result: object, descriptor: int) -> None:
         TypeError: The value cannot be pickled.
         OSError: The value does not fit on the disk.
     """
-    with os.fdopen(descriptor, "wb", closefd=False) as file:
-        try:
+    try:
+        with os.fdopen(descriptor, "wb", closefd=False) as file:  # its end writes, too
             cloudpickle.dump(result, file)
-            file.flush()
-        except OSError as error:
-            message = f"the return value of the function cannot be written to {tempfile.gettempdir()}: {error.strerror}"
-            raise OSError(error.errno, message) from error
-        except Exception as error:  # a __reduce__ may raise any exception
-            raise TypeError(
-                f"the return value of the function, of type {type(result).__name__}, cannot be pickled: {error}"
-            ) from error
+    except OSError as error:
+        folder = folder_of(descriptor)
+        message = f"the return value of the function cannot be written to {folder}: {error.strerror}"
+        raise OSError(error.errno, message) from error
+    except Exception as error:  # a __reduce__ may raise any exception
+        raise TypeError(
+            f"the return value of the function, of type {type(result).__name__}, cannot be pickled: {error}"
+        ) from error
 
 
 def _read() -> bytes:

@@ -32,6 +32,7 @@ from pipelines.launch.wire.messages import (
     decode,
 )
 from pipelines.launch.wire.transport import SECRET_BYTES, ConnectionServer, FrameConnection, frame
+from pipelines.machine.proc import folder_of
 
 QUEUED_EVENTS = 1000
 """Largest number of events that wait for the driver."""
@@ -99,7 +100,8 @@ class _Peer:
                 self.result = tempfile.TemporaryFile()  # noqa: SIM115  open until the channel is closed
             self.result.write(data)
         except OSError as error:
-            self.result_error = f"the driver cannot keep it in {tempfile.gettempdir()} (TMPDIR): {error}"
+            place = "a temporary folder" if self.result is None else folder_of(self.result.fileno())
+            self.result_error = f"the driver cannot keep it in {place} (TMPDIR): {error}"
 
 
 class DriverChannel:

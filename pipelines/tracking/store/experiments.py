@@ -7,7 +7,7 @@ import mlflow
 
 from pipelines.tracking.store import databricks
 from pipelines.tracking.store.private import active_experiment_id, chosen_experiment_id
-from pipelines.tracking.store.store import local_store, readable_errors, short_waits, tracking_uri
+from pipelines.tracking.store.store import is_new, readable_errors, short_waits, tracking_uri
 
 _NONE_CHOSEN = (None, "0")
 """MLflow's values if no experiment was chosen; `0` is its own experiment with the name Default."""
@@ -76,9 +76,8 @@ def experiment_of(run_id: str) -> str | None:
         TrackingError: The store does not answer.
     """
     uri = tracking_uri()
-    path = local_store(uri)
-    if path is not None and not path.exists():
-        return None  # MLflow would create the store
+    if is_new(uri):
+        return None
     try:
         with readable_errors(uri), short_waits():
             client = mlflow.MlflowClient(uri)

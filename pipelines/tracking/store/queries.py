@@ -13,6 +13,7 @@ from pipelines.tracking.store import databricks
 from pipelines.tracking.store.experiments import name_in_store
 from pipelines.tracking.store.store import (
     TrackedRun,
+    is_new,
     readable_errors,
     runs_client,
     short_waits,
@@ -87,6 +88,8 @@ def newest_runs(experiment: str, filter_text: str) -> list[Run]:
         TrackingError: The store does not answer.
     """
     uri = tracking_uri()
+    if is_new(uri):
+        return []
     with readable_errors(uri), short_waits():
         client = runs_client(uri)
         found = client.get_experiment_by_name(name_in_store(uri, experiment))

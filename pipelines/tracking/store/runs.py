@@ -20,7 +20,7 @@ from pipelines.tracking.store.store import (
     TrackedRun,
     TrackingError,
     check_writable,
-    local_store,
+    is_new,
     readable_errors,
     reason_of,
     runs_client,
@@ -51,8 +51,7 @@ def check_store(experiment: str | None = None) -> str:
     """
     uri = tracking_uri()
     check_writable(uri)
-    path = local_store(uri)
-    if path is not None and not path.exists():
+    if is_new(uri):
         return f"{redacted(uri)}, which the first run creates"
     with readable_errors(uri), short_waits():
         client = runs_client(uri)

@@ -14,10 +14,11 @@ from mlflow.models import Model
 from mlflow.utils.validation import MAX_TAG_VAL_LENGTH
 
 from pipelines.machine.json_text import parse_json
+from pipelines.storage.locations import redacted
 from pipelines.tracking.models.model_metadata import ModelMetadata
 from pipelines.tracking.models.models import known_uri, using_store
 from pipelines.tracking.models.registry import REGISTERED, name_in
-from pipelines.tracking.store.store import readable_errors, short_waits, tracking_uri
+from pipelines.tracking.store.store import is_new, readable_errors, short_waits, tracking_uri
 
 _TAG = "groundswell.thresholds"
 HAS_TAGS_OF_MODELS = hasattr(MlflowClient, "set_logged_model_tags")
@@ -54,9 +55,12 @@ def find_model(uri: str) -> ServedModel:
         ValueError: There is no such model, version or alias, or it was not logged by Groundswell.
         RuntimeError: The tracking server cannot be reached.
     """
+    store = tracking_uri()
     if "://" not in uri and ":/" not in uri:
         _check_exported(uri)
-    with using_store(tracking_uri(), name_in(uri)), readable_errors(uri), short_waits():
+    elif is_new(store):
+        raise ValueError(f"{uri}: MLflow's store {redacted(store)} does not exist: set MLFLOW_TRACKING_URI")
+    with using_store(store, name_in(uri)), readable_errors(f"{uri} in {store}"), short_waits():
         fixed, version = _fixed(uri)
         # Not `get_model_info`: it asks the store for the model, but the store may not have an exported model.
         info = Model.load(fixed)

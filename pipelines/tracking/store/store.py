@@ -29,6 +29,8 @@ REQUEST_SECONDS = 5
 # The text after the colon is not a password if it is a port and a path.
 _HTTP_CREDENTIALS = re.compile(r"(https?://)([^:/\[]*):(?!\d*[/?#])(.*)@([^@/?#]+[^@]*)", re.IGNORECASE | re.DOTALL)
 _QUOTED = re.compile("(%[0-9A-Fa-f]{2})")
+# The cause is at the end of a long message about a request that failed.
+_CAUSE = re.compile(r"Connection refused|timed out|Name or service not known|No route to host|Connection reset by peer")
 _ADDRESS = "MLFLOW_TRACKING_URI"
 _READS_ANSWERS = ("mlflow.", "google.protobuf.")
 """Packages whose own errors come from JSON that is no answer of MLflow."""
@@ -120,6 +122,12 @@ def sqlite_file(uri: str) -> Path | None:
 def local_store(uri: str) -> Path | None:
     """Return the absolute path of a store in a sqlite file or a folder; None: another store."""
     return Path("/", sqlite_file(uri) or unquote(uri.removeprefix("file:"))) if is_file_store(uri) else None
+
+
+def is_new(uri: str) -> bool:
+    """Return whether a store in a file or folder does not exist yet: MLflow would create it to answer a question."""
+    path = local_store(uri)
+    return path is not None and not path.exists()
 
 
 def check_writable(uri: str) -> None:
@@ -224,7 +232,11 @@ def readable_errors(what: str) -> Iterator[None]:
         if reason.startswith("API request to endpoint"):  # the answer of a proxy or of another program
             raise _no_server(reason) from None
         if not isinstance(error, RestException) and reason.startswith("API request to"):
-            raise TrackingError(f"no answer from MLflow, see MLFLOW_TRACKING_URI: {reason}") from None
+            cause = _CAUSE.search(str(error))
+            raise TrackingError(
+                f"no answer from MLflow at {redacted(tracking_uri())} ({reason if cause is None else cause[0]}): see "
+                "MLFLOW_TRACKING_URI, or train without MLflow, with --set tracking.offline=true"
+            ) from None
         raise ValueError(f"{redacted(what)}: {reason}") from None
     except Exception as error:
         # MLflow 2 does not convert errors of its database, such as a missing file.

@@ -249,10 +249,12 @@ def _check_steps(config: RunConfig, manifest: Manifest) -> None:
             "launch.num_workers or training.batch_size_per_worker"
         )
     if steps_per_epoch(rows, config.global_batch_size) == 0:
+        factor = "training.accumulation_steps" if config.training.accumulation_steps > 1 else "launch.num_workers"
+        given = config.training.global_batch_size is not None
+        lower = "training.global_batch_size" if given else f"training.batch_size_per_worker or {factor}"
         raise ValueError(
             f"{config.dataset.path} has {rows} training samples, fewer than one global batch of "
-            f"{config.global_batch_size} ({batch_text(config)}): lower training.batch_size_per_worker or "
-            f"{'training.accumulation_steps' if config.training.accumulation_steps > 1 else 'launch.num_workers'}"
+            f"{config.global_batch_size} ({batch_text(config)}): lower {lower}"
         )
 
 

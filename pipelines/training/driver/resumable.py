@@ -57,8 +57,8 @@ def newest_resumable(output: str, tracking: TrackingConfig) -> queries.Unfinishe
         if list_checkpoints(checkpoints_of(output, run.run_id)):
             return run
     raise ValueError(
-        f"training.resume_run=latest: {len(unfinished)} runs of experiment {experiment!r} are not "
-        f"finished, and none has checkpoints under {output}: name a run, or start a new one"
+        f"training.resume_run=latest: no run to resume in {output}: none of the unfinished runs of experiment "
+        f"{experiment!r} ({len(unfinished)}) has checkpoints there: name a run, or start a new one"
     )
 
 

@@ -1,9 +1,14 @@
 """Each mistake of a user: one line on standard error, an exit code, no stage started, nothing left behind."""
 
+import functools
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from pipelines.dataset.format.manifest import read_manifest
 from pipelines.tracking.store.runs import check_store, start_run
+from tests.patience import patient
 
 pytestmark = pytest.mark.spark
 
@@ -48,56 +54,231 @@ def archive_copy(small_archive: Path, tmp_path: Path) -> Path:
 EVALUATE = "evaluate --model runs:/0123456789abcdef0123456789abcdef/model"
 
 
-@pytest.mark.parametrize(
-    ("verb", "settings", "message"),
-    [
-        *(
-            (
-                verb,
-                "optimizer.momentun=0.8",
-                "optimizer.momentun: unknown key of optimizer=lars (did you mean momen",
-            )
-            for verb in ("prepare", "train")
-        ),
-        ("train", "training.epochs=many", "training.epochs='many': should be a valid integer"),
-        ("train", "optimizer.momentum=1.5", "optimizer.momentum=1.5: should be less than 1"),
-        (
-            "train",
-            "reader.name=petastorm training.checkpoint_every_steps=5",
-            "Petastorm's reader cannot resume within an epoch",
-        ),
-        (
-            "train",
-            "reader.name=petastorm training.checkpoint_every_steps=null reader.verify=always",
-            "reader.verify=always needs reader.name=groundswell",
-        ),
-        (
-            "train",
-            "training.output=s3://b/c tracking.offline=true",
-            "`groundswell sync` look for them, and training.output=s3://b/c is a URL: set it to a folder",
-        ),
-        ("train", "reader.cache_folder=s3://b/c", "reader.cache_folder=s3://b/c is a URL"),
-        ("prepare", "archive.root=FOLDER/nowhere", "FOLDER/nowhere"),
-        ("prepare", "archive.root=FOLDER/empty", "metadata.parquet"),
-        ("train", "dataset.path=FOLDER/empty", "no dataset.json"),
-        (
-            "train",
-            "dataset.path=DATASET training.batch_size_per_worker=17",
-            "32 training samples, fewer than one global batch of 34 (2 workers x 17)",
-        ),
-        ("train", "dataset.path=DATASET training.resume_run=nosuchrun", "nosuchrun"),
-        (EVALUATE, "dataset.path=DATASET", "0123456789abcdef"),
-        (f"{EVALUATE} --split tst", "dataset.path=DATASET", "no split 'tst', only test, train, validation"),
-    ],
-)
-def test_settings_that_cannot_be_used(
-    error_of: Callable[..., str], small_dataset: Path, tmp_path: Path, verb: str, settings: str, message: str
-) -> None:
-    (tmp_path / "empty").mkdir()
-    given, expected = (
-        text.replace("DATASET", str(small_dataset)).replace("FOLDER", str(tmp_path)) for text in (settings, message)
+class Mistake(NamedTuple):
+    """What a user typed, and what the one line of the answer says."""
+
+    line: str
+    message: str
+    code: int = 2
+    env: tuple[str, str] = ("", "")
+    """A variable of the environment, and its value."""
+
+
+JAVA_25 = next(map(str, Path("/usr/lib/jvm").glob("*-25-*")), "")
+TRAIN = "train --config smoke --set dataset.path=DATASET"
+PREPARE = "prepare --config smoke --set archive.root=ARCHIVE"
+EVALUATE_ABC = "evaluate --config smoke --set dataset.path=DATASET --model runs:/abc/model"
+MISTAKES = {
+    # What was answered badly once.
+    "an option that is a setting": Mistake(f"{TRAIN} --epochs 3", "as --set training.epochs=VALUE"),
+    "a global batch beyond the samples": Mistake(
+        f"{TRAIN} --set training.global_batch_size=8192",
+        "32 training samples, fewer than one global batch of 8192 (2 workers x 1024 micro-batches x 4): lower "
+        "training.global_batch_size",
+    ),
+    "a master that does not answer": Mistake(
+        f"{TRAIN} --set launch.master=spark://127.0.0.1:9",
+        "no Spark master answers at spark://127.0.0.1:9: is it running, and the address right?",
+        4,
+    ),
+    "no archive": Mistake("prepare --config smoke --set archive.root=/nope/x", "archive.root=/nope/x does not exist"),
+    "an archive one level too deep": Mistake(
+        f"{PREPARE}/BigEarthNet-S2", "no BigEarthNet v2.0 archive, its parent is one: set archive.root=ARCHIVE"
+    ),
+    "an archive of another version": Mistake(
+        "prepare --config smoke --set archive.root=FOLDER/v1",
+        "this is BigEarthNet v1.0: set archive.kind=bigearthnet_v1",
+    ),
+    "patches of another version": Mistake(
+        "prepare --config smoke --set archive.root=FOLDER/v1/BigEarthNet-v1.0",
+        "this is BigEarthNet v1.0: set archive.kind=bigearthnet_v1",
+    ),
+    "an archive of a later version": Mistake(
+        f"{PREPARE} --set archive.kind=bigearthnet_v1", "this is BigEarthNet v2.0: set archive.kind=bigearthnet_v2"
+    ),
+    "a dataset in a file": Mistake(
+        f"{PREPARE} --set dataset.path=FOLDER/file/x",
+        "dataset.path=FOLDER/file/x cannot be written (FOLDER/file: File exists): choose another",
+    ),
+    "a dataset below a file": Mistake(
+        f"{PREPARE} --set dataset.path=FOLDER/file/x/y", "(FOLDER/file/x: Not a directory): choose another"
+    ),
+    "a dataset where no file can be": Mistake(
+        f"{PREPARE} --set dataset.path=/proc/x", "dataset.path=/proc/x cannot be written (/proc: it takes no files)"
+    ),
+    "GPUs of a local session": Mistake(
+        f"{TRAIN} --set launch.gpus_per_worker=1",
+        "a local session (local[2]) has no GPUs for its tasks: use those of this machine by spark-submit --master",
+    ),
+    **{
+        f"a dead store, {verb}": Mistake(
+            f"{verb} --config smoke --set dataset.path=DATASET",
+            "no answer from MLflow at http://127.0.0.1:9 (Connection refused): see MLFLOW_TRACKING_URI, or train "
+            "without MLflow, with --set tracking.offline=true",
+            4,
+            ("MLFLOW_TRACKING_URI", "http://127.0.0.1:9"),
+        )
+        for verb in ("train", "find-rate")
+    },
+    "a word for a number": Mistake(
+        f"{TRAIN} --set training.epochs=three", "error: --set training.epochs='three': should be a valid integer"
+    ),
+    "no run to resume": Mistake(
+        f"{TRAIN} --set training.resume_run=latest", "resume_run=latest: no run to resume in FOLDER/cwd/outputs"
+    ),
+    "a model of a new store": Mistake(
+        EVALUATE_ABC, "runs:/abc/model: MLflow's store sqlite:///FOLDER/cwd/mlruns/mlflow.db does not exist: set MLFLOW"
+    ),
+    "a model that a store does not have": Mistake(
+        EVALUATE_ABC, "runs:/abc/model in STORE: Run with id=abc not found", env=("MLFLOW_TRACKING_URI", "STORE")
+    ),
+    "a folder without Java": Mistake(
+        TRAIN, "JAVA_HOME=/nope has no bin/java: set JAVA_HOME to Java 17 or 21", env=("JAVA_HOME", "/nope")
+    ),
+    "a kind of archive alone": Mistake("config --set archive.kind=table", "", 0),
+    # What was answered well.
+    "a verb": Mistake("trian --config smoke", "'trian' is not a verb: did you mean train?"),
+    "a configuration": Mistake("train --config smok", "'smok' is neither a YAML file nor one of the shipped ones"),
+    "a section": Mistake(f"{TRAIN} --set trainig.epochs=3", "trainig: unknown section (did you mean training?)"),
+    "a setting": Mistake(f"{TRAIN} --set training.epoch=3", "training.epoch: unknown key (did you mean epochs?)"),
+    "no dataset": Mistake("train --config smoke --set dataset.path=/nope/ds", "/nope/ds is not a finished dataset: it"),
+    "a raw archive as dataset": Mistake(
+        "train --config smoke --set dataset.path=ARCHIVE", "has no dataset.json; make it with `groundswell prepare`"
+    ),
+    "a batch that does not divide": Mistake(
+        f"{TRAIN} --set training.global_batch_size=13",
+        "training.global_batch_size=13 does not divide into batches of 4 on each of 2 workers: make it a multiple of 8",
+    ),
+    "a codec": Mistake(f"{TRAIN} --set exchange.codec=foo", "exchange.codec.name='foo': should be one of none, fp16"),
+    "a codec's foreign setting": Mistake(
+        f"{TRAIN} --set exchange.codec=topk --set exchange.codec.rank=2",
+        "exchange.codec is topk, which has no such key; powersgd has: choose with exchange.codec=powersgd",
+    ),
+    "quotes": Mistake(
+        f"{TRAIN} --set exchange.codec={{name: topk}}",
+        "quote a value that has spaces, as in --set 'exchange.codec={name: topk, density: 0.01}'",
+    ),
+    "a module": Mistake(f"{TRAIN} --set 'model={{name: import, path: \"nosuch.module:net\"}}'", "nosuch"),
+    "no Java": Mistake(
+        "prepare --config smoke --set 'archive={kind: synthetic, train: 8, validation: 4, test: 4}'",
+        "Spark does not start: there is no Java: set JAVA_HOME to Java 17 or 21",
+        env=("PATH", "/nope"),
+    ),
+    "Java 25": Mistake(
+        TRAIN, "This Java is too new for Spark: set JAVA_HOME to Java 17 or 21", 4, ("JAVA_HOME", JAVA_25)
+    ),
+    "nothing to estimate": Mistake("estimate", "nothing to predict from: name --measurements FILE"),
+    # Further ones.
+    **{
+        f"a misspelt setting of {verb}": Mistake(
+            f"{verb} --config smoke --set optimizer.momentun=0.8",
+            "optimizer.momentun: unknown key of optimizer=lars (did you mean momentum?)",
+        )
+        for verb in ("prepare", "train")
+    },
+    "a number out of range": Mistake(f"{TRAIN} --set optimizer.momentum=1.5", "optimizer.momentum=1.5: should be less"),
+    "Petastorm within an epoch": Mistake(
+        f"{TRAIN} --set reader.name=petastorm --set training.checkpoint_every_steps=5",
+        "Petastorm's reader cannot resume within an epoch",
+    ),
+    "Petastorm with checksums": Mistake(
+        f"{TRAIN} --set reader.name=petastorm --set training.checkpoint_every_steps=null --set reader.verify=always",
+        "reader.verify=always needs reader.name=groundswell",
+    ),
+    "records behind a URL": Mistake(
+        f"{TRAIN} --set training.output=s3://b/c --set tracking.offline=true",
+        "`groundswell sync` look for them, and training.output=s3://b/c is a URL: set it to a folder",
+    ),
+    "a cache behind a URL": Mistake(f"{TRAIN} --set reader.cache_folder=s3://b/c", "reader.cache_folder=s3://b/c is a"),
+    "an output in the dataset": Mistake(
+        f"{TRAIN} --set training.output=DATASET/outputs",
+        "training.output=DATASET/outputs is in the dataset DATASET: choose a folder outside",
+    ),
+    "an empty folder as archive": Mistake(
+        "prepare --config smoke --set archive.root=FOLDER/empty", "FOLDER/empty: no BigEarthNet v2.0 archive, expected"
+    ),
+    "an archive that is not named": Mistake("prepare --config smoke --set archive.root=", "archive.root is not set"),
+    "an empty folder as dataset": Mistake("train --config smoke --set dataset.path=FOLDER/empty", "no dataset.json"),
+    "fewer samples than a batch": Mistake(
+        f"{TRAIN} --set training.batch_size_per_worker=17",
+        "fewer than one global batch of 34 (2 workers x 17): lower training.batch_size_per_worker or launch.num",
+    ),
+    "a run that does not exist": Mistake(f"{TRAIN} --set training.resume_run=nosuchrun", "nosuchrun"),
+    "a split that does not exist": Mistake(
+        f"{EVALUATE} --config smoke --set dataset.path=DATASET --split tst",
+        "no split 'tst', only test, train, validation",
+    ),
+    "a long name of a dataset": Mistake(
+        f"{PREPARE} --set dataset.path={240 * 'x'}",
+        f"cannot be written (FOLDER/cwd/.{240 * 'x'}.incomplete.lease: File name too long): choose another",
+    ),
+    "a name beyond all limits": Mistake(f"list --result {256 * 'x'}", "cannot be written: File name too long"),
+}
+_ANSWERS = """
+import json, os, shlex, sys, tempfile
+from pathlib import Path
+from jobs.shell import cli
+
+def answer(line, variable, value):
+    before, kept = {**os.environ}, [os.dup(1), os.dup(2)]
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        os.dup2(out.fileno(), 1), os.dup2(err.fileno(), 2)
+        os.environ.update({variable: value} if variable else {})
+        if variable == "PATH":
+            os.environ.pop("JAVA_HOME", None)
+        code = cli.execute(shlex.split(line))
+        for stream, descriptor in zip((sys.stdout, sys.stderr), kept):
+            stream.flush()
+            os.dup2(descriptor, stream.fileno())
+        os.environ.clear(), os.environ.update(before)
+        texts = [(file.seek(0), file.read())[1] for file in (out, err)]
+    return [code, *texts, [str(path) for path in Path().rglob("*")]]
+
+print(json.dumps([answer(*each) for each in json.loads(sys.argv[1])]))
+"""
+"""Runs commands one after the other, also what other programs print for them."""
+
+
+@pytest.fixture(scope="module")
+def answers(
+    small_dataset: Path, small_archive: Path, new_store: Callable[[Path], str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[str, list[Any]]]:
+    """By mistake: the message that is expected, and code, output, errors and files of the command.
+
+    All commands run in one process that has no session, in an empty folder.
+    """
+    folder = tmp_path_factory.mktemp("mistakes")
+    for name in ("cwd", "empty", "v1/BigEarthNet-v1.0/S2A_MSIL2A_20170613T101031_0_45"):
+        (folder / name).mkdir(parents=True)
+    (folder / "file").touch()
+    places = {"DATASET": small_dataset, "ARCHIVE": small_archive, "STORE": new_store(folder / "store.db")}
+
+    def filled(text: str) -> str:
+        return functools.reduce(lambda made, place: made.replace(*map(str, place)), places.items(), text)
+
+    places["FOLDER"] = folder
+    lines = [[*map(filled, (each.line, *each.env))] for each in MISTAKES.values()]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW")}
+    command = [sys.executable, "-c", _ANSWERS, json.dumps(lines)]
+    done = subprocess.run(
+        command, cwd=folder / "cwd", env=environment, capture_output=True, text=True, timeout=patient(250)
     )
-    assert expected in error_of(verb, *given.split())
+    assert done.returncode == 0, done.stderr
+    given = zip(MISTAKES.items(), json.loads(done.stdout.splitlines()[-1]), strict=True)
+    return {name: (filled(mistake.message), answer) for (name, mistake), answer in given}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_answered_in_one_line_before_spark_starts(
+    answers: dict[str, tuple[str, list[Any]]], name: str
+) -> None:
+    message, (code, out, err, left) = answers[name]
+    if name == "Java 25" and not JAVA_25:
+        pytest.skip("needs a Java 25 beside the one of the tests")
+    assert (code, left, "starting Spark" in out) == (MISTAKES[name].code, [], name == "Java 25"), err
+    assert message in err
+    own = [line for line in err.splitlines() if line and not line.startswith("WARNING: ")]  # which Java prints
+    assert len(own) == (code != 0), err
 
 
 def test_more_workers_than_slots(error_of: Callable[..., str], small_dataset: Path) -> None:
@@ -123,14 +304,6 @@ def test_metadata_that_names_what_is_not_there(error_of: Callable[..., str], arc
     patch = next(archive_copy.glob("BigEarthNet-S2/*/*"))
     shutil.rmtree(patch)
     assert patch.name in error_of("prepare", f"archive.root={archive_copy}")
-
-
-def test_an_output_in_the_dataset(
-    error_of: Callable[..., str], dataset_copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("jobs.train.spark_session", None)
-    line = error_of("train", f"dataset.path={dataset_copy}", f"training.output={dataset_copy}/outputs")
-    assert f"training.output={dataset_copy}/outputs is in the dataset {dataset_copy}: choose a folder outside" in line
 
 
 @pytest.fixture
@@ -164,17 +337,6 @@ def test_class_names_that_were_swapped_by_hand(error_of: Callable[..., str], dat
     values["class_names"].reverse()
     (dataset_copy / "dataset.json").write_text(json.dumps(values))
     assert "dataset.json was changed after it was written" in error_of("train", f"dataset.path={dataset_copy}")
-
-
-@pytest.mark.parametrize("verb", ["train", "find-rate"])
-def test_a_store_that_does_not_answer_is_told_before_spark_starts(
-    error_of: Callable[..., str], small_dataset: Path, monkeypatch: pytest.MonkeyPatch, verb: str
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    monkeypatch.setattr(f"jobs.{verb.replace('-', '_')}.spark_session", None)
-    assert "no answer from MLflow, see MLFLOW_TRACKING_URI: API request to" in error_of(
-        verb, f"dataset.path={small_dataset}", code=4
-    )
 
 
 @pytest.mark.parametrize("verb", ["train", "find-rate"])

@@ -127,6 +127,8 @@ def test_a_line_for_everything_that_can_be_chosen(capsys: pytest.CaptureFixture[
         ("val/f1_micro", "each epoch: F1 of all decisions"),
     ):
         assert re.search(rf"  {name} .*{line}", everything), name
+    described = [line.split(maxsplit=1)[1] for line in everything.splitlines() if line.startswith("  ")]
+    assert sorted(described) == sorted({*described}), "no two have one description"
     assert cli.execute(["list", "codecs"]) == 0
     codecs = capsys.readouterr().out
     assert codecs in everything
@@ -185,16 +187,6 @@ def test_the_master_is_spark_submits(monkeypatch: pytest.MonkeyPatch, error_line
     )
 
 
-def test_without_java_one_line_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
-    settings = ["--set", "archive={kind: synthetic, train: 8, validation: 4, test: 4}", "--set", "dataset.path=data"]
-    done = groundswell("prepare", "--config", "smoke", *settings, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (4, "starting Spark (local[2])\n")
-    expected = r"prepare: error: Spark does not start: \[JAVA_GATEWAY_EXITED\].*Java 17 is needed: is JAVA_HOME right\?"
-    assert re.search(expected, done.stderr)
-    assert "Traceback" not in done.stderr
-
-
 def submitted(project: Path, small_dataset: Path, tmp_path: Path, *settings: str) -> subprocess.Popen[str]:
     command = [
         *(str(COMMAND.parent / "spark-submit"), "--master", "local[1]", str(project / "jobs" / "train.py")),
@@ -227,8 +219,8 @@ def loss(targets, logits):
 @pytest.mark.parametrize(
     ("settings", "code", "message"),
     [
-        (["training.epochs=0"], 2, "config smoke: training.epochs=0: should be greater than 0"),
-        (["launch.num_workers=3"], 4, "3 workers do not fit 1 slots"),
+        (["training.epochs=0"], 2, "--set training.epochs=0: should be greater than 0"),
+        (["launch.num_workers=3"], 4, "3 workers do not fit 1 slot"),
         (
             ["launch.num_workers=1", "training.loss={name: import, path: 'broken:loss'}"],
             3,

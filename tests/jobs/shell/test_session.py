@@ -70,7 +70,7 @@ def refusal(master: str, settings: str) -> str:
         (
             "local[2]",
             "--conf spark.task.cpus=2",
-            r"do not fit 1 slots of local\[2\].*spark\.task\.cpus=2 cores make one",
+            r"do not fit 1 slot of local\[2\].*spark\.task\.cpus=2 cores make one",
         ),
         (
             "local-cluster[1,1,1024]",

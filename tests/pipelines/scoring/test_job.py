@@ -79,7 +79,7 @@ def figures(scored: Scored) -> tuple[int, int, int]:
 
 def test_an_output_that_cannot_be_written_is_named_by_its_argument(images: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    message = r"file/a/b cannot be written \(.*: Not a directory\): choose another --output, or change its permissions"
+    message = r"file/a/b cannot be written \(.*: Not a directory\): choose another place, or change its"
     with pytest.raises(ValueError, match=message):
         score_images(images, tmp_path / "file" / "a" / "b")
 

@@ -376,7 +376,7 @@ def test_an_archive_whose_index_has_too_many_bad_samples_is_refused_before_spark
         ({"set": "training.epochs=3"}, "score reads archive, score"),
         ({"set": "score.map_tile=33UWP"}, "score.map_tile=33UWP has no effect without --map FILE"),
         ({"set": "score.max_f1_drop=0.1"}, "score.runtime=keras converts nothing"),
-        ({"store": "http://127.0.0.1:9"}, "no answer from MLflow, see MLFLOW_TRACKING_URI: API request to"),
+        ({"store": "http://127.0.0.1:9"}, "no answer from MLflow at http:"),
     ],
 )
 def test_bad_input_is_one_line_before_spark_starts(

@@ -175,3 +175,9 @@ def test_silence_ends_after_some_seconds(s3_folder: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(storage, "SECONDS_FOR_AN_ANSWER", 0.0)
     with pytest.raises(StorageError, match=r"no answer within 0 s.*AWS_ENDPOINT_URL"):
         Location.at(s3_folder).check()
+
+
+@pytest.mark.parametrize("name", [255 * "x", 127 * "é"])
+def test_a_file_may_have_the_longest_name(tmp_path: Path, name: str) -> None:
+    Location.at(tmp_path).write(name, b"content")
+    assert [path.name for path in tmp_path.iterdir()] == [name]

@@ -106,8 +106,8 @@ def test_settings_that_leave_cores_unused_are_named(monkeypatch: pytest.MonkeyPa
     spark = session(**{"spark.executor.cores": "7", "spark.task.cpus": "4"})
     with pytest.raises(
         RuntimeError,
-        match=r"2 workers do not fit 1 slots of spark://host:7077: .* \(spark\.executor\.cores=7 and "
-        r"spark\.task\.cpus=4 make 1 slots an executor and leave 3 cores unused\)",
+        match=r"2 workers do not fit 1 slot of spark://host:7077: .* \(spark\.executor\.cores=7 and "
+        r"spark\.task\.cpus=4 make 1 slot an executor and leave 3 cores unused\)",
     ):
         check_cluster(spark, 2, 0)
 

@@ -429,7 +429,9 @@ def test_a_return_value_that_the_driver_cannot_keep_is_named(
         file.flush()
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
         assert link.send_result(file, patient(50))
-        with pytest.raises(ResultLostError, match=r"the driver cannot keep it in .*missing \(TMPDIR\)"):
+        with pytest.raises(
+            ResultLostError, match=r"the driver cannot keep it in a temporary folder \(TMPDIR\): .*missing"
+        ):
             channel.result(0)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from pyspark import RDD
 from pyspark.sql import SparkSession
 
 from pipelines.launch.driver import barrier_tasks
+from pipelines.launch.rank import rank_main
 from pipelines.launch.rank.report import log_to_driver, report
 from pipelines.launch.runner import BarrierRunner, InfrastructureError, WorkerError
 from tests.patience import patient
@@ -90,3 +92,11 @@ def test_a_stage_that_spark_does_not_end_is_an_error(spark: SparkSession, monkey
             BarrierRunner(spark, 1).run(len, "")
     finally:
         released.set()
+
+
+def test_a_disk_that_is_full_is_named_by_the_folder_of_the_file() -> None:
+    with (
+        Path("/dev/full").open("wb") as full,
+        pytest.raises(OSError, match="function cannot be written to /dev: No space"),
+    ):
+        rank_main._write_result(bytes(1 << 20), full.fileno())

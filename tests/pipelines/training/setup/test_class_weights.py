@@ -66,5 +66,5 @@ def test_a_class_that_the_dataset_has_not_is_refused_with_the_closest(name: str,
     ],
 )
 def test_what_is_no_weight_is_refused(value: str, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"^config smoke: training\.class_weights{message}"):
+    with pytest.raises(ValueError, match=rf"^--set training\.class_weights{message}"):
         load("smoke", [f"training.class_weights={value}"])

@@ -103,7 +103,7 @@ def test_a_base_rate_above_the_peak_is_refused() -> None:
     message = r"start=base begins with 0\.1, .* above the peak for 32, 0\.0125: set schedule\.warmup\.start=zero, or a"
     with pytest.raises(ValueError, match=message):
         make_schedule(recipe([BASE, "launch.num_workers=1"]), steps_per_epoch=10)
-    with pytest.raises(ValueError, match=r"^config smoke: schedule\.warmup\.start=base is the rate for .* of 256"):
+    with pytest.raises(ValueError, match=r"^--set schedule\.warmup\.start=base is the rate for .* of 256"):
         load("smoke", ["optimizer={learning_rate: 7.4}", "schedule.warmup.start=base"])
 
 
