@@ -14,9 +14,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import rasterio
 from matplotlib import colormaps
-from matplotlib.colors import ListedColormap
+from matplotlib.axes import Axes
+from matplotlib.colors import Colormap, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from numpy.typing import NDArray
 from rasterio.errors import NotGeoreferencedWarning, RasterioError
 
 from pipelines.dataset.format.files import relation
@@ -32,8 +34,10 @@ SUFFIXES = (".geojson", ".tif")
 _NOTHING = 255
 _DOTS_PER_INCH = 150
 _INCHES, _LONGEST_NAME = 10.0, 44
-_CELLS_OF_A_PICTURE, _SMALLEST_IN_A_PICTURE = 1500, 9
-"""Cells along the longer side of a picture, and least cells along a patch, which else could fall between dots."""
+_CELLS_OF_A_PICTURE = 1500
+"""Cells along the longer side of a picture."""
+_LEAST_AREA = 9.0
+"""Area of the square below each patch, in square points: a patch itself could be smaller than a dot."""
 _FEATURES_AT_ONCE = 10_000
 _COLUMNS = ("id", "tile", "epsg", "x0", "y0", "probabilities", "labels", "model_version")
 _SHOWN_TILES = 5
@@ -238,22 +242,25 @@ def _write_geotiff(found: GroundPredictions, cell: float, file: Path) -> None:
 
 
 def draw(found: GroundPredictions) -> Figure:
-    """Draw one map per coordinate system, and a legend with the number of patches of each class."""
+    """Draw an overview if there are several coordinate systems, a map of each, and a legend that counts the patches."""
     codes = [code for code, _ in Counter(found.systems.tolist()).most_common()]
-    columns = min(3, len(codes))
-    rows = math.ceil(len(codes) / columns)
+    overviews = int(len(codes) > 1)
+    columns = min(3, overviews + len(codes))
+    rows = math.ceil((overviews + len(codes)) / columns)
     figure = Figure(figsize=(_INCHES, 2.2 + 0.95 * _INCHES * rows / columns), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).flat
     colours = class_colours(len(found.class_names))
     scheme = ListedColormap(colours).with_extremes(under="none")
-    for axis, code in zip(axes, codes, strict=False):
-        own = found.of(code)
+    if overviews:
+        _draw_overview(figure.add_subplot(rows, columns, 1), found, scheme)
+    for place, code in enumerate(codes, 1 + overviews):
+        axis, own = figure.add_subplot(rows, columns, place), found.of(code)
         corners = own.corners
         width, height = np.ptp(corners, axis=0).tolist()
         margin = max(own.metres, 0.03 * max(width, height))
         # One image for all patches: an artist for each would take minutes and gigabytes.
         cell = max((max(width, height) + own.metres) / _CELLS_OF_A_PICTURE, 1.0)
-        pixels = raster_of(own, cell, -1, smallest=_SMALLEST_IN_A_PICTURE)
+        pixels = raster_of(own, cell, -1)
+        _draw_squares(axis, corners + np.array([0.5, -0.5]) * own.metres, own, scheme)
         left, top = corners[:, 0].min(), corners[:, 1].max()
         extent = (left, left + pixels.shape[1] * cell, top - pixels.shape[0] * cell, top)
         axis.imshow(pixels, cmap=scheme, vmin=-0.5, vmax=len(colours) - 0.5, extent=extent, interpolation="nearest")
@@ -266,8 +273,6 @@ def draw(found: GroundPredictions) -> Figure:
         axis.tick_params(axis="x", labelrotation=30)
         if width < height / 2:  # the two labels would overlap
             axis.set_xticks([left])
-    for axis in list(axes)[len(codes) :]:
-        axis.set_visible(False)
     counts = Counter(found.likeliest.tolist())
     handles = [
         Patch(color=colours[index], label=f"{shorten(found.class_names[index], _LONGEST_NAME)} ({count:,})")
@@ -282,6 +287,24 @@ def draw(found: GroundPredictions) -> Figure:
         title="likeliest class (patches)",
     )
     return figure
+
+
+def _draw_overview(axis: Axes, found: GroundPredictions, scheme: Colormap) -> None:
+    """Draw the patches of all coordinate systems by longitude and latitude, with each system's code below it."""
+    centres = rings_of(found.corners, found.systems, found.metres)[:, :4].mean(axis=1)
+    _draw_squares(axis, centres, found, scheme)
+    codes = np.unique(found.systems)
+    axis.set_xticks([centres[found.systems == code, 0].mean() for code in codes], codes, rotation=45)
+    axis.set_aspect(1 / math.cos(math.radians(centres[:, 1].mean())), adjustable="datalim")
+    axis.set_title(f"overview, {len(centres):,} patches in {len(codes)} zones", fontsize=9)
+    axis.tick_params(labelsize=7)
+
+
+def _draw_squares(axis: Axes, centres: NDArray[np.float64], found: GroundPredictions, scheme: Colormap) -> None:
+    """Draw a square of a few dots at each patch."""
+    xs, ys = centres.T
+    last = len(found.class_names) - 0.5
+    axis.scatter(xs, ys, _LEAST_AREA, found.likeliest, marker="s", cmap=scheme, vmin=-0.5, vmax=last, linewidths=0)
 
 
 def class_colours(classes: int) -> list[str]:

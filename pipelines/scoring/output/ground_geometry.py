@@ -100,15 +100,15 @@ def cell_of(found: GroundPredictions, file: Path) -> float:
     raise ValueError(f"--map {file}: {extent / side:,.0f} patches in a row are too many for one GeoTIFF: give .geojson")
 
 
-def raster_of(found: GroundPredictions, cell: float, nothing: int, *, smallest: int = 1) -> NDArray[np.int64]:
+def raster_of(found: GroundPredictions, cell: float, nothing: int) -> NDArray[np.int64]:
     """Return the likeliest class in each cell of `cell` metres, north up; `nothing` where there is no patch.
 
-    A patch is drawn with at least `smallest` cells along each side.
+    A patch is drawn with at least one cell along each side.
     """
     corners = found.corners
     first = np.stack([corners[:, 0] - corners[:, 0].min(), corners[:, 1].max() - corners[:, 1]], axis=1)
     starts = np.rint(first / cell).astype(np.int64)
-    ends = np.maximum(np.rint((first + found.metres) / cell).astype(np.int64), starts + smallest)
+    ends = np.maximum(np.rint((first + found.metres) / cell).astype(np.int64), starts + 1)
     columns, rows = ends.max(axis=0).tolist()
     pixels = np.full((rows, columns), nothing, np.int64)
     for (left, top), (right, bottom), index in zip(

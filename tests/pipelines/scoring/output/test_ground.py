@@ -14,6 +14,7 @@ from matplotlib.colors import to_hex, to_rgb
 from numpy.typing import NDArray
 from PIL import Image
 from rasterio.warp import transform
+from scipy import ndimage
 
 from pipelines.archives.synthetic.scenes import SCENES
 from pipelines.sample import ImageGroup
@@ -93,12 +94,19 @@ def test_the_legend_has_each_class_on_the_map_with_its_patches_and_colour() -> N
     ) == ([f"{long[:43]}… (3)", "Arable land (1)"], [colours[2], colours[0]])
 
 
-def test_single_patches_far_apart_are_seen(tmp_path: Path) -> None:
+@pytest.mark.parametrize("zones", [1, 4, 5, 7, 8])
+def test_an_overview_and_each_zone_show_single_patches_far_apart(zones: int, tmp_path: Path) -> None:
     places = [5300040.0 + 1e6 * number / 7 for number in range(8)]
-    systems = [32633] * 8 + [32634] * 8 + [32635] * 8
-    (_, file) = write_map(ground(systems, [600000.0] * 24, places * 3, [0] * 24), tmp_path / "map.geojson")
-    rows = (picture(file) == [round(255 * part) for part in to_rgb(class_colours(3)[0])]).all(axis=2).any(axis=1)
-    assert np.count_nonzero(rows[1:] & ~rows[:-1]) == 8 + 1, "each row of patches, and the legend"
+    systems = np.repeat(32629 + np.arange(zones), 8).tolist()
+    found = ground(systems, [600000.0] * 8 * zones, places * zones, [0] * 8 * zones)
+    titles = [axis.get_title() for axis in draw(found).axes]
+    overview = [f"overview, {8 * zones} patches in {zones} zones"] if zones > 1 else []
+    assert titles == overview + [f"EPSG {32629 + zone}, 8 patches" for zone in range(zones)]
+    (_, file) = write_map(found, tmp_path / "map.geojson")
+    seen = (picture(file) == [round(255 * part) for part in to_rgb(class_colours(3)[0])]).all(axis=2)
+    squares, count = ndimage.label(seen)
+    assert count == 8 * zones * (2 if overview else 1) + 1, "each patch on each map, and the legend"
+    assert np.bincount(squares.ravel()).min() >= 4 * 4, "dots of the smallest one"
 
 
 def test_one_patch_is_no_patches_and_thousands_are_counted() -> None:
