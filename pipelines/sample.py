@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 Task = Literal["multi_label", "single_label"]
+SettingValue = int | str | list[str] | None
+ID_SETTING, KEPT_SETTING = "id_column", "kept_columns"
+"""Settings of `Archive.read_settings`: the column of the ids, and the names of the user's own columns."""
 
 TRAINING_SPLIT = "train"
 """The training split; band statistics are computed on it."""

@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipelines.sample import ImageGroup, Task
+from pipelines.sample import ImageGroup, SettingValue, Task
 
-SettingValue = int | str | list[str] | None
 MOST_CLASSES = 2**15 - 1
 """Limit to the classes of an archive, whose numbers have 16 bits."""
 INDEX_SCHEMA = pa.schema(
@@ -35,8 +34,6 @@ metadata of the image: `tile` of the Sentinel-2 grid (`33UWP`), `season` (`winte
 `flags` (`snow`, `cloud_or_shadow`; an empty list means neither). Unknown values are null.
 """
 
-ID_SETTING, KEPT_SETTING = "id_column", "kept_columns"
-"""Settings of `Archive.read_settings`: the column of the ids, and the names of the user's own columns."""
 RESERVED_NAMES = frozenset(
     {*INDEX_SCHEMA.names, "label_names", "crc32c", "epsg", "x0", "y0", "probabilities", "model_version"}
 )

@@ -26,14 +26,11 @@ from numpy.typing import NDArray
 
 from conf.sections.archives import TableConfig
 from pipelines.archives.archive import (
-    ID_SETTING,
     INDEX_SCHEMA,
-    KEPT_SETTING,
     REJECTED_SCHEMA,
     ArchiveDescription,
     ArchiveIndex,
     BadRecordError,
-    SettingValue,
     index_table,
 )
 from pipelines.archives.files import MISSING_FILE, refuse_outage
@@ -43,7 +40,15 @@ from pipelines.archives.images.parquet_files import ParquetRows, list_parquet_fi
 from pipelines.archives.pixels.rgb_image import common_size, read_rgb, upright_size
 from pipelines.archives.stratified import assign_splits, check_split
 from pipelines.machine.json_text import parse_json
-from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup, Task
+from pipelines.sample import (
+    ID_SETTING,
+    KEPT_SETTING,
+    TRAINING_SPLIT,
+    VALIDATION_SPLIT,
+    ImageGroup,
+    SettingValue,
+    Task,
+)
 
 KIND = "table"
 GROUP = "rgb"

@@ -13,10 +13,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from pipelines.archives.archive import KEPT_SETTING, SettingValue
 from pipelines.machine.console import escape
 from pipelines.machine.json_text import parse_json
-from pipelines.sample import ImageGroup, Task
+from pipelines.sample import KEPT_SETTING, ImageGroup, SettingValue, Task
 from pipelines.storage.folder import Location
 from pipelines.storage.locations import inside
 

@@ -16,15 +16,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.archives.archive import (
-    ID_SETTING,
     INDEX_SCHEMA,
-    KEPT_SETTING,
     ArchiveDescription,
     ArchiveIndex,
-    SettingValue,
     kept_fields,
 )
 from pipelines.dataset.format.files import INDEX_FILE
+from pipelines.sample import ID_SETTING, KEPT_SETTING, SettingValue
 from pipelines.storage.folder import Location
 from pipelines.storage.inventory import differences
 

@@ -18,13 +18,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.archives.archive import REJECTED_SCHEMA, ArchiveDescription, SettingValue
+from pipelines.archives.archive import REJECTED_SCHEMA, ArchiveDescription
 from pipelines.dataset.format.files import NOTES_FILE, REJECTED_FILE, note_name
 from pipelines.dataset.format.manifest import Manifest, Shard, Split
 from pipelines.dataset.format.statistics import BandSums
 from pipelines.dataset.prepare.identity import Identity
 from pipelines.machine.json_text import parse_json
-from pipelines.sample import TRAINING_SPLIT
+from pipelines.sample import TRAINING_SPLIT, SettingValue
 from pipelines.storage.folder import Location
 from pipelines.storage.inventory import read_marker, read_markers
 
