@@ -230,7 +230,8 @@ def draw(plot: Axes, chart: Chart, scheme: Colors) -> None:
         plot.fill_between(xs, line.get("low", ys), line.get("high", ys), color=color, alpha=0.2, linewidth=0)
         stroke, marker = line["stroke"] if "lines" in mode else "", "o" if "markers" in mode else ""
         plot.plot(xs, ys, color=color, linestyle=stroke, marker=marker, markersize=4, linewidth=line["width"])
-        plot.plot(xs[-1:], ys[-1:], "x" if line["has_cross"] else "", color=color)
+        if line["has_cross"]:
+            plot.plot(xs[-1:], ys[-1:], "x", color=color)
     # 2k for 2,000, but 0.8 for 0.8: "800m" is read as 800 metres or minutes.
     plot.xaxis.set_major_formatter(lambda x, _: f"{x:g}" if abs(x) < 1 else EngFormatter(sep="").format_eng(x))
     plot.set(**{f"{name}{key}": value for name in "xy" for key, value in getattr(chart, name).items()})

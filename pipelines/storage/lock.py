@@ -93,10 +93,10 @@ def _hold_local(path: Path, dataset: Location) -> Iterator[Callable[[], None]]:
 
 def _take(path: Path, dataset: Location) -> IO[str] | None:
     """Lock the file; return None if the file system has no locks."""
-    refuse_link(path, "unfinished dataset")
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         _beside(dataset, "lease").exists()  # fails for a longer name than the file system has: none beside is longer
+        refuse_link(path, "unfinished dataset")
         try:
             lock = path.open("w")
         except FileNotFoundError:

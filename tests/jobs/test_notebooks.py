@@ -196,9 +196,9 @@ def test_compare_runs(tmp_path: Path, record: Callable[..., str]) -> None:
     assert (
         table[["seeds", "setting optimizer.name"]].to_numpy().tolist(),
         {axes.get_xlabel(): len(axes.lines) for axes in figure.axes},
-    ) == ([[2, "lars"], [1, "sgd"]], {"samples": 3, "seconds of training": 3})
+    ) == ([[2, "lars"], [1, "sgd"]], {"samples": 2, "seconds of training": 2})
     named = ["1 lars, rate per 256 8", "2 sgd, rate per 256 0.1"]
-    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == named
+    assert [text.get_text() for text in figure.subfigs[0].legends[0].get_texts()] == named
     assert "0.7000 ± 0.0000" in names["compared"]._repr_html_()
     assert page == (tmp_path / "comparison" / "report.html").read_text()
 

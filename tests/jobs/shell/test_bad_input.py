@@ -127,7 +127,7 @@ MISTAKES = {
         f"{TRAIN} --set training.resume_run=latest", "resume_run=latest: no run to resume in FOLDER/cwd/outputs"
     ),
     "a model of a new store": Mistake(
-        EVALUATE_ABC, "runs:/abc/model: MLflow's store sqlite:///FOLDER/cwd/mlruns/mlflow.db does not exist: set MLFLOW"
+        EVALUATE_ABC, "runs:/abc/model: MLflow's store sqlite:///FOLDER/cwd/mlflow.db does not exist: set MLFLOW"
     ),
     "a model that a store does not have": Mistake(
         EVALUATE_ABC, "runs:/abc/model in STORE: Run with id=abc not found", env=("MLFLOW_TRACKING_URI", "STORE")
