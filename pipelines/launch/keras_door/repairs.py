@@ -71,9 +71,8 @@ def refuse_elastic(elastic: ModuleType) -> None:
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise RuntimeError(
-            "horovod.elastic does not work here, because the number of ranks is fixed: save checkpoints, and start the "
-            "ranks again by BarrierRunner(retries=2), or by launch.retries=2 or launch.recover=in_place of groundswell "
-            "train"
+            "horovod.elastic does not work here, because the number of ranks is fixed: save checkpoints, and let "
+            "BarrierRunner(retries=2) start the ranks again"
         )
 
     elastic.run_fn = elastic.ObjectState.__new__ = refuse  # type: ignore[attr-defined]

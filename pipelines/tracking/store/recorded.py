@@ -1,6 +1,5 @@
 """Functions that read the trainings of an experiment, with their curves."""
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Experiment, Run
 
+from pipelines.machine.json_text import parse_json
 from pipelines.storage.locations import redacted
 from pipelines.tracking.journal.writer import Point
 from pipelines.tracking.store.experiments import name_in_store
@@ -198,7 +198,7 @@ def _read(client: MlflowClient, run: Run, groups: Sequence[str], metrics: Sequen
         tags=dict(run.data.tags),
         metrics=dict(run.data.metrics),
         curves={name: _curve(client, run.info.run_id, name) for name in names},
-        dataset=json.loads(ours[0]) if ours else {},
+        dataset=parse_json(ours[0]) if ours else {},
     )
 
 

@@ -40,8 +40,8 @@ def _without_spark(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(
         "pipelines.spark.tasks.run_tasks", lambda spark, items, function, **_: list(map(function, items))
     )
-    monkeypatch.setattr("pipelines.spark.tasks.is_local", lambda spark: True)
-    monkeypatch.setattr(job, "is_local", lambda spark: True)
+    monkeypatch.setattr("pipelines.spark.tasks.is_local_mode", lambda spark: True)
+    monkeypatch.setattr(job, "is_local_mode", lambda spark: True)
     monkeypatch.setattr(job, "sent", lambda spark, file: nullcontext(SimpleNamespace(value=file)))
     yield
     predictor.forget()

@@ -162,7 +162,7 @@ def test_another_python_of_executors_is_named_with_the_drivers(
         python.write_text(f"#!/bin/sh\n{script.format(sys.executable)}\n")
         python.chmod(0o700)
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
-    monkeypatch.setattr(jobs, "is_local", lambda spark: False)
+    monkeypatch.setattr(jobs, "is_local_mode", lambda spark: False)
     line = rf"^the executors' Python is \S+.*, {sys.executable} \(Python 3.*\), sends \({problem}\): set PYSPARK_PYTHON"
     for work in (in_tasks, on_ranks):
         with pytest.raises(RuntimeError, match=line):

@@ -685,7 +685,7 @@ def test_a_shard_that_is_lost_is_written_again_whatever_its_note_says(
     storage: str,
 ) -> None:
     """A worker dies in the same run, so what its tasks have finished is found by their notes."""
-    monkeypatch.setattr(spark_tasks, "is_local", lambda spark: True)
+    monkeypatch.setattr(spark_tasks, "is_local_mode", lambda spark: True)
     place(world, storage, request)
     interrupted(world, 4)
     staging.staging_of(Location.at(world.dataset)).remove("test/part-00001.parquet")

@@ -125,6 +125,7 @@ def test_an_executor_that_spark_has_just_started_is_not_dropped(monkeypatch: pyt
             executorList=lambda active: SimpleNamespace(size=lambda: len(executors), apply=executors.__getitem__)
         ),
         killAndReplaceExecutor=dropped.append,
+        isStopped=lambda: False,
     )
     spark = session()
     spark.sparkContext._jsc = SimpleNamespace(sc=lambda: jvm_context)
