@@ -145,7 +145,7 @@ def extract_features(
         tidy(folder, partial(clean_up, folder, parts), has_leftovers=any(map(is_leftover, folder.names())))
         say(f"the features in {folder} are used again")
         return features
-    with hold(folder) as still_held:
+    with hold(folder) as check_owner:
         folder.make()
         found = _finished(folder, parts, list(parts))
         total = sum(part.rows for part in parts.values())
@@ -171,7 +171,7 @@ def extract_features(
             raise ValueError(problems[0])
         files = [each.file for name in parts if (each := found[name]).file is not None]
         _check_seen(folder, files)
-        still_held()
+        check_owner()
         return finish(folder, identity, files)
 
 

@@ -197,7 +197,7 @@ def score(
     if complete:
         say(f"{output} is finished already; left as it is")
         return scored_before(source, output)
-    with disk_errors(output, "--output"), hold(output) as still_held:
+    with disk_errors(output, "--output"), hold(output) as check_owner:
         found = find_written(output, files)
         outdated = outdated_parts(source, found)
         if outdated:
@@ -223,7 +223,7 @@ def score(
         if found:
             say(f"{len(found)} of {len(files)} parts are finished already")
         _write(spark, model, file, converted, source, output, settings, found, earlier, say, progress)
-        still_held()
+        check_owner()
         parts = read_back(output, files)
         unchanged = {part.file for part in parts if earlier.get(part.file) == part}
         if unchanged:

@@ -70,7 +70,7 @@ def lease(folder: Location, inside: str, output: Location | None = None) -> Iter
             _log.warning("%s cannot be removed (%s): the folder is free again in %g s", name, error, DEAD_SECONDS)
 
 
-def check_held(folder: Location, inside: str, output: Location | None = None) -> None:
+def check_owner(folder: Location, inside: str, output: Location | None = None) -> None:
     """Make sure, before a step that cannot be undone, that no other job has replaced this one's lease.
 
     The arguments are those of `lease`.

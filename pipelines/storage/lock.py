@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from pipelines.storage.folder import Location, leaving_nothing
-from pipelines.storage.lease import PROGRESS_FOLDER, check_held, lease
+from pipelines.storage.lease import PROGRESS_FOLDER, check_owner, lease
 from pipelines.storage.whole_files import NO_LOCKS, disk_errors, is_open_at, refuse_link, remove_if_empty
 
 
@@ -46,7 +46,7 @@ def hold(dataset: Location) -> Iterator[Callable[[], None]]:
     """
     if not dataset.is_local:
         with lease(dataset, PROGRESS_FOLDER):
-            yield lambda: check_held(dataset, PROGRESS_FOLDER)
+            yield lambda: check_owner(dataset, PROGRESS_FOLDER)
         return
     dataset = followed(dataset)
     path = _beside(dataset, "lock")
@@ -79,7 +79,7 @@ def _hold_local(path: Path, dataset: Location) -> Iterator[Callable[[], None]]:
         parent.make(inside)
         try:
             with lease(parent, inside, dataset):
-                yield lambda: check_held(parent, inside, dataset)
+                yield lambda: check_owner(parent, inside, dataset)
         finally:
             remove_if_empty(path.parent / inside)  # unless it holds another job's lease
         return

@@ -144,7 +144,9 @@ class PreparationJob:
         inventory.check_repaired(self.dataset)
         return finished.manifest
 
-    def write(self, index: ArchiveIndex, *, overwrite: bool, restart: bool, still_held: Callable[[], None]) -> Manifest:
+    def write(
+        self, index: ArchiveIndex, *, overwrite: bool, restart: bool, check_owner: Callable[[], None]
+    ) -> Manifest:
         """Write the missing shards; the caller holds the dataset's lease."""
         finished, unfinished = find_finished(self.dataset), find_unfinished(self.dataset)
         stale = unfinished if restart else None
@@ -167,7 +169,7 @@ class PreparationJob:
         if finished is not None and finished.manifest is not None:
             files_of_finished(self.dataset, finished.manifest)
         staging = self.open(inventory, finished, unfinished, stale, overwrite)
-        return self.complete(inventory, staging, still_held)
+        return self.complete(inventory, staging, check_owner)
 
     def can_continue(self, unfinished: Existing, index: ArchiveIndex) -> bool:
         """Return whether unfinished work has these settings and samples, and does not repair the dataset to replace."""
@@ -237,7 +239,7 @@ class PreparationJob:
         names = {*map(note_name, inventory.written), *(note_name(file, earlier=True) for file in earlier)}
         remove_files(staging, [name for name in notes_in(staging) if name not in names])
 
-    def complete(self, inventory: ShardInventory, staging: Location, still_held: Callable[[], None]) -> Manifest:
+    def complete(self, inventory: ShardInventory, staging: Location, check_owner: Callable[[], None]) -> Manifest:
         """Write the missing shards, and make a dataset of all shards."""
         plans, found = all_of(inventory.plans), inventory.written
         self.say(f"{sum(plan.rows for plan in plans)} samples of {len(inventory.plans)} splits in {len(plans)} shards")
@@ -246,7 +248,7 @@ class PreparationJob:
         written, lost = write_shards(
             self.spark, self.archive, staging, inventory.to_write(), found, self.say, self.progress
         )
-        still_held()  # the files that follow have the same names in every job
+        check_owner()  # the files that follow have the same names in every job
         inventory = self.retain(inventory, staging, lost)
         written |= inventory.written
         check_on_storage(staging, written)
@@ -258,7 +260,7 @@ class PreparationJob:
         for split, shards in manifest.splits.items():
             write_petastorm_metadata(staging / split, shards.shards, manifest.groups, len(manifest.class_names), kept)
         write_all_notes(inventory.identity, [written[plan.file] for plan in plans], staging)
-        finish(staging, self.dataset, manifest, _file_names(inventory.plans), still_held)
+        finish(staging, self.dataset, manifest, _file_names(inventory.plans), check_owner)
         self.report(inventory, written, manifest)
         self.say(f"look at it: {self.dataset}/{REPORT_FILE}")
         for reason, count in manifest.skipped.items():

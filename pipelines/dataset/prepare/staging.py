@@ -147,7 +147,7 @@ def link_shard(source: Location, staging: Location, name: str) -> None:
 
 
 def finish(
-    staging: Location, dataset: Location, manifest: Manifest, files: Collection[str], still_held: Callable[[], None]
+    staging: Location, dataset: Location, manifest: Manifest, files: Collection[str], check_owner: Callable[[], None]
 ) -> None:
     """Turn the unfinished dataset into a finished one atomically: by the rename, or else by its `dataset.json`.
 
@@ -156,18 +156,18 @@ def finish(
         dataset: Its final location, where an older dataset may be.
         manifest: Content of `dataset.json`.
         files: Files of the dataset; other files of earlier plans in the staging folder are removed.
-        still_held: Function that raises if another job took over.
+        check_owner: Function that raises if another job took over.
 
     Raises:
         ValueError: A folder holds a file that is not ours.
         RuntimeError: Another job took over.
     """
-    still_held()  # another job's mark would make its shards ours
+    check_owner()  # another job's mark would make its shards ours
     mark = read_mark(staging)
     assert mark is not None, staging
     ours = files_of_unfinished(staging, mark.splits)
     remove_files(staging, [name for name in ours if name not in files and not name.startswith(f"{PROGRESS_FOLDER}/")])
-    still_held()
+    check_owner()
     write_manifest(manifest, staging)
     if staging != dataset:
         if dataset.exists():

@@ -137,8 +137,8 @@ def prepare_dataset(
                 untidy = any(map(is_leftover, finished.sizes)) or REPORT_FILE not in finished.sizes
                 tidy(dataset, partial(job.tidy, finished, inventory), has_leftovers=untidy)
                 return job.leave(finished, inventory)
-        with hold(dataset) as still_held:
+        with hold(dataset) as check_owner:
             put_back(dataset)
             clean_up(dataset)
             resume_removing(staging_of(dataset))
-            return job.write(index, overwrite=overwrite, restart=restart, still_held=still_held)
+            return job.write(index, overwrite=overwrite, restart=restart, check_owner=check_owner)

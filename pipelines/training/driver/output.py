@@ -16,7 +16,7 @@ from pathlib import Path
 from pipelines.dataset.format.files import check_outside
 from pipelines.storage.copies import fetch, publish
 from pipelines.storage.folder import Location, StorageError
-from pipelines.storage.lease import check_held, lease
+from pipelines.storage.lease import check_owner, lease
 from pipelines.storage.locations import inside
 from pipelines.storage.whole_files import takes_whole_files_only
 from pipelines.tracking.journal.journal import driver_journal, journals, rank_journal
@@ -90,7 +90,7 @@ def locked_run(location: Location) -> Iterator[Callable[[], None]]:
             raise
         except RuntimeError as error:
             raise RunLockedError(str(error)) from None
-        yield lambda: check_held(location, CHECKPOINTS)
+        yield lambda: check_owner(location, CHECKPOINTS)
 
 
 def local_records(location: Location) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.storage.folder import Location, StorageError
-from pipelines.storage.lease import check_held, lease
+from pipelines.storage.lease import check_owner, lease
 from pipelines.storage.lock import hold
 from tests.patience import wait_until
 
@@ -52,16 +52,16 @@ def fail_to_lock(monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
 def test_a_file_system_without_locks_uses_a_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     fail_to_lock(monkeypatch, OSError(number, "no locks"))
     dataset = Location.at(tmp_path / "dataset")
-    with hold(dataset) as still_held:
-        still_held()
+    with hold(dataset) as check_owner:
+        check_owner()
         with pytest.raises(RuntimeError, match=rf"another job is writing {dataset} \(process"), hold(dataset):
             pass
-        still_held()
-    with hold(dataset) as still_held:
+        check_owner()
+    with hold(dataset) as check_owner:
         for name in (tmp_path / ".dataset.incomplete.lease").iterdir():
             name.unlink()
         with pytest.raises(RuntimeError, match=f"^{dataset}: another job took over"):
-            still_held()
+            check_owner()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -123,7 +123,7 @@ def test_a_lease_is_kept_where_files_seem_not_to_exist(
     with lease(Location.at(leases.parent), leases.name) as name:
         written = (tmp_path / name).stat().st_ino
         wait_until(lambda: (tmp_path / name).stat().st_ino != written)
-        check_held(Location.at(tmp_path), "leases")
+        check_owner(Location.at(tmp_path), "leases")
     assert not list((tmp_path / "leases").iterdir()), "it was removed at the end"
 
 
@@ -133,4 +133,4 @@ def test_a_lease_that_another_one_replaces_is_not_kept(tmp_path: Path, leases: P
         (tmp_path / "leases" / "lease-x.json").write_text(json.dumps(taker))
         wait_until(lambda: not any(thread.name == "groundswell-lease" for thread in threading.enumerate()))
         with pytest.raises(RuntimeError, match="another job took over"):
-            check_held(Location.at(tmp_path), "leases")
+            check_owner(Location.at(tmp_path), "leases")

@@ -94,7 +94,7 @@ def test_a_second_job_is_refused_while_the_first_lives(
     with lease.lease(folder, "_progress"):
         with pytest.raises(RuntimeError, match=rf"another job is writing.*process {os.getpid()} on"):
             prepare(spark, small_archive, s3_folder)
-        lease.check_held(folder, "_progress")
+        lease.check_owner(folder, "_progress")
 
 
 def test_a_lease_of_elsewhere_is_dead_when_it_is_old(s3_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1082,10 +1082,10 @@ def test_a_job_whose_place_another_one_took_leaves_the_others_files(
 ) -> None:
     @contextmanager
     def lost(dataset: Location) -> Iterator[Callable[[], None]]:
-        def still_held() -> None:
+        def check_owner() -> None:
             raise RuntimeError("another job took over")
 
-        yield still_held
+        yield check_owner
 
     removed: list[str] = []
     monkeypatch.setattr(writer, "hold", lost)
