@@ -15,6 +15,7 @@ from jobs.shell.session import spark_session
 from jobs.train import experiment_of_new_run, with_run_to_resume
 from pipelines.dataset.read.verify import CheckProgress, verify_dataset
 from pipelines.launch.driver.preflight import check_encryption
+from pipelines.machine.console import counted
 from pipelines.storage.locations import absolute_location
 from pipelines.tracking.store import store
 from pipelines.tracking.store.runs import check_store
@@ -62,7 +63,7 @@ def check_training(config: RunConfig, checklist: Checklist) -> None:
         "configuration",
         lambda: (
             f"{config.model.name}, {config.optimizer.name}, codec {config.exchange.codec.name}, "
-            f"{config.training.epochs} epochs, {batch_text(config)} samples"
+            f"{counted(config.training.epochs, 'epoch')}, {batch_text(config)} samples"
         ),
     )
     if config.training.resume_run == "latest":
@@ -114,7 +115,7 @@ def _check_dataset(config: RunConfig) -> str:
     manifest = check_dataset(config)
     check_resume(config, manifest)
     rows = ", ".join(f"{split} {info.rows:,}" for split, info in manifest.splits.items())
-    return f"{config.dataset.path}: {rows} samples, {len(manifest.class_names)} classes"
+    return f"{config.dataset.path}: {rows} samples, {counted(len(manifest.class_names), 'class')}"
 
 
 def _check_output(config: RunConfig) -> str:
@@ -136,7 +137,7 @@ def _check_cluster(config: RunConfig) -> str:
         if problems:
             raise RuntimeError("\n         ".join(problems))
         hosts = sorted({site.host for site in sites})
-        return f"{len(sites)} workers started on {len(hosts)} host{'s' * (len(hosts) > 1)}: {', '.join(hosts)}"
+        return f"{counted(len(sites), 'worker')} started on {counted(len(hosts), 'host')}: {', '.join(hosts)}"
 
 
 def main(arguments: argparse.Namespace, result: Result) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from jobs.export import log_model_of
 from jobs.shell import cli
 from jobs.shell.command import Result, message_of, say
+from pipelines.machine.console import counted
 from pipelines.storage.folder import Location, StorageError
 from pipelines.storage.locations import redacted
 from pipelines.tracking.journal.local_run import RunLockedError
@@ -83,7 +84,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     """Write as the command line says."""
     output = Location.at(arguments.output)
     written = sync_runs(output, arguments.run, result)
-    say(f"{len(written)} runs of {output} written to {redacted(tracking_uri())}")
+    say(f"{counted(len(written), 'run')} of {output} written to {redacted(tracking_uri())}")
 
 
 if __name__ == "__main__":

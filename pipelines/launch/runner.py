@@ -40,7 +40,7 @@ from pipelines.launch.rank.task import RankResult, TaskInput
 from pipelines.launch.wire.channel import DriverChannel, ResultLostError
 from pipelines.launch.wire.messages import JsonObject, RunRank
 from pipelines.launch.wire.rendezvous import Rendezvous
-from pipelines.machine.console import printable
+from pipelines.machine.console import counted, printable
 from pipelines.machine.notebook import quieten_spark
 from pipelines.machine.proc import allow_open_files
 from pipelines.machine.versions import imported_version
@@ -236,18 +236,18 @@ class BarrierRunner:
             if size is None:
                 raise error
             if size < self._num_workers:
-                _log.warning("%d slots are left: the run continues with %d workers", slots, size)
+                _log.warning("left: %s; the run continues with %s", counted(slots, "slot"), counted(size, "worker"))
         assert size is not None
         return Attempt(attempt.number + 1, size, reason, attempt.grown)
 
     def _slots_of_new_executors(self, spark: SparkSession, slots: int) -> int:
         """Wait for executors that the cluster starts in place of lost ones; return the number of slots after that."""
         least, seconds = min([*self._policy.allowed_sizes, self._num_workers]), self._limits.start
-        text = "%d slots are left, and %d are needed: %s"
-        _log.warning(text, slots, least, f"waiting up to {seconds:g} s for new executors")
+        text = "%s left, and %d needed: %s"
+        _log.warning(text, counted(slots, "slot"), least, f"waiting up to {seconds:g} s for new executors")
         slots = count_slots(spark, least, seconds)
         if slots < least:
-            _log.warning(text, slots, least, "there is no further attempt")
+            _log.warning(text, counted(slots, "slot"), least, "there is no further attempt")
         return slots
 
     def _attempt(self, payload: bytes, attempt: Attempt, wanted: int, termination: Termination) -> list[Any]:

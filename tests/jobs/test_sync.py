@@ -54,8 +54,8 @@ def test_a_failed_run_without_mlflow_is_written_with_one_command(sync: Sync, mlf
     )
     run = MlflowClient(mlflow_store).get_run(run_folder.name)
     assert (run.info.status, run.data.tags["attempt"]) == ("KILLED", "1")
-    written = f"runs of {tmp_path} written to {mlflow_store}\n"
-    assert (printed, sync()) == (f"run {run_folder.name} (was offline-7): killed\n1 {written}", f"0 {written}")
+    written = f" of {tmp_path} written to {mlflow_store}\n"
+    assert (printed, sync()) == (f"run {run_folder.name} (was offline-7): killed\n1 run{written}", f"0 runs{written}")
 
 
 def test_runs_behind_a_url_are_written_with_the_same_command(
@@ -72,17 +72,17 @@ def test_runs_behind_a_url_are_written_with_the_same_command(
         return f"runs:/{run.run_id}/model"
 
     monkeypatch.setattr("jobs.sync.log_model_of", log)
-    printed, written = sync(output=s3_folder), f"runs of {s3_folder} written to {mlflow_store}\n"
+    printed, written = sync(output=s3_folder), f" of {s3_folder} written to {mlflow_store}\n"
     run_id = printed.split()[1]
     assert (printed, logged) == (
-        f"run {run_id} (was offline-7): finished\nmodel runs:/{run_id}/model\n1 {written}",
+        f"run {run_id} (was offline-7): finished\nmodel runs:/{run_id}/model\n1 run{written}",
         [["step-00000004.npz"]],
     )
     run = MlflowClient(mlflow_store).get_run(run_id)
     assert (run.info.status, run.data.tags["attempt"]) == ("FINISHED", "1")
     # It has the store's name there too, from which it is resumed and exported.
     of_run = {f"{run_id}/checkpoints/step-00000004.npz", f"{run_id}/run.json"}
-    assert (set(output.files()), sync(output=s3_folder)) == ({*of_run, "notes/mine.txt"}, f"0 {written}")
+    assert (set(output.files()), sync(output=s3_folder)) == ({*of_run, "notes/mine.txt"}, f"0 runs{written}")
     assert f"there is no run 0123 under {s3_folder}" in sync("--run", "0123", output=s3_folder, code=2)
 
 

@@ -63,6 +63,7 @@ from pipelines.dataset.prepare.survey import (
 )
 from pipelines.dataset.read.verify import ShardCheck
 from pipelines.dataset.report.page import write_report
+from pipelines.machine.console import counted
 from pipelines.sample import TRAINING_SPLIT
 from pipelines.storage.folder import Location
 from pipelines.storage.locations import redacted_traceback
@@ -242,7 +243,8 @@ class PreparationJob:
     def complete(self, inventory: ShardInventory, staging: Location, check_owner: Callable[[], None]) -> Manifest:
         """Write the missing shards, and make a dataset of all shards."""
         plans, found = all_of(inventory.plans), inventory.written
-        self.say(f"{sum(plan.rows for plan in plans)} samples of {len(inventory.plans)} splits in {len(plans)} shards")
+        samples, splits = counted(sum(plan.rows for plan in plans), "sample"), counted(len(inventory.plans), "split")
+        self.say(f"{samples} of {splits} in {counted(len(plans), 'shard')}")
         if found:
             self.say(f"{len(found)} shards are finished already")
         written, lost = write_shards(

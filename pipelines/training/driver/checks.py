@@ -15,6 +15,7 @@ from models.layers.grids import shift_units
 from pipelines.dataset.format.manifest import Manifest, read_manifest
 from pipelines.dataset.format.order import steps_per_epoch
 from pipelines.dataset.read.reader import check_readable, window_rows
+from pipelines.machine.console import counted
 from pipelines.machine.packages import check_backend, require
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup
 from pipelines.storage.folder import Location
@@ -103,13 +104,14 @@ def check_resume(config: RunConfig, manifest: Manifest) -> None:
     check_same_training(path, state, recorded_settings(config), config.global_batch_size, manifest)
     if state.epochs_done > training.epochs:
         raise ValueError(
-            f"{path} has done {state.epochs_done} epochs, more than training.epochs={training.epochs}: raise "
-            "training.epochs to continue"
+            f"{path} has done {counted(state.epochs_done, 'epoch')}, more than training.epochs={training.epochs}: "
+            "raise training.epochs to continue"
         )
     _check_not_beyond_the_end(path, state, training)
     if state.epochs_done == training.epochs and _is_finished(training.output, run_id, offline=offline):
         raise ValueError(
-            f"{path} has done {state.epochs_done} epochs, and the model is logged: raise training.epochs to continue"
+            f"{path} has done {counted(state.epochs_done, 'epoch')}, and the model is logged: "
+            "raise training.epochs to continue"
         )
     steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
     _check_best(path, state, training, steps, offline=offline)

@@ -196,10 +196,10 @@ def test_retries_come_to_an_end() -> None:
 @pytest.mark.parametrize(
     ("slots", "allowed", "size", "last"),
     [
-        ([1, 4], (), 4, "1 slots are left, and 4 are needed: waiting up to 77 s for new executors"),
-        ([1, 3], (), None, "3 slots are left, and 4 are needed: there is no further attempt"),
-        ([1, 2], (2,), 2, "2 slots are left: the run continues with 2 workers"),
-        ([2], (2,), 2, "2 slots are left: the run continues with 2 workers"),
+        ([1, 4], (), 4, "1 slot left, and 4 needed: waiting up to 77 s for new executors"),
+        ([1, 3], (), None, "3 slots left, and 4 needed: there is no further attempt"),
+        ([1, 2], (2,), 2, "left: 2 slots; the run continues with 2 workers"),
+        ([2], (2,), 2, "left: 2 slots; the run continues with 2 workers"),
     ],
 )
 def test_the_next_attempt_waits_for_new_executors_as_long_as_ranks_may_take_to_start(
