@@ -31,8 +31,8 @@ def escape(text: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun in the singular or plural: `1 slot`, `2 classes`."""
-    plural = noun + ("es" if noun.endswith(("s", "ch")) else "s")
+    """Return a number with its noun in the singular or plural: `1 slot`, `2 epochs`, `2 classes`."""
+    plural = noun + ("es" if noun.endswith(("s", "tch")) else "s")
     return f"{number:,} {noun if number == 1 else plural}"
 
 
