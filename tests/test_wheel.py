@@ -113,6 +113,7 @@ def test_it_installs_and_says_what_else_it_needs(uv: str, wheel: Path, version: 
         "pyspark",
         "tensorflow-cpu",
         "keras",
+        "tensorboard",
     }
 
     done = call(*install, f"{wheel}[local]")
