@@ -22,7 +22,7 @@ from pipelines.launch.rank.rank_log import RankLog
 from pipelines.launch.rank.rank_main import HANDLED_SIGNALS, LENGTH_BYTES, FunctionHeader
 from pipelines.launch.wire.encoding import encode
 from pipelines.launch.wire.messages import RankOrder
-from pipelines.machine.proc import memory_group, memory_of, oom_kills
+from pipelines.machine.proc import boot, memory_group, memory_of, oom_kills
 
 _GUARD_SECONDS = 10.0
 _STACKS_SECONDS = 2.0
@@ -121,6 +121,8 @@ class RankProcess:
         self._owner = Path(self._folder, f"{_OWNER}.new").open("w")  # noqa: SIM115  locked as long as any process has it
         with suppress(OSError):  # without locks, nobody can prove that a folder was left
             fcntl.flock(self._owner, fcntl.LOCK_SH)
+            self._owner.write(boot())
+            self._owner.flush()
             Path(self._owner.name).rename(Path(self._folder, _OWNER))
         mark = secrets.token_hex(16)
         self._guard = subprocess.Popen(
@@ -243,13 +245,14 @@ class RankProcess:
 def remove_abandoned_folders() -> None:
     """Remove the temporary folders of ranks whose task, guard and process have all died, as with their container.
 
-    Only folders of this user are removed, and only while their lock is held, which a living owner prevents. No link is
-    followed.
+    Only folders of this user that were made on this host since it booted are removed, and only while their lock is
+    held, which a living owner prevents. No link is followed.
     """
     for path in Path(tempfile.gettempdir()).glob(f"groundswell-*/{_OWNER}"):
         with suppress(OSError), path.open() as owner:  # the owner lives, or another task removes the folder
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.parent.stat().st_uid == os.getuid():
+            # Some shared file systems hold locks on one host only: there another host's folder seems to be free.
+            if owner.read() == boot() and path.parent.stat().st_uid == os.getuid():
                 shutil.rmtree(path.parent)  # refuses a link
 
 

@@ -75,8 +75,9 @@ def test_the_next_start_removes_the_folder_of_a_rank_that_has_no_process_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    for folder in (tmp_path / "mine", tmp_path / "groundswell-without-owner"):
-        folder.mkdir()
+    for name in ("mine", "groundswell-without-owner", "groundswell-of-another-host"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "groundswell-of-another-host" / ".owner").write_text("another boot")
     (tmp_path / "mine" / ".owner").touch()
     (tmp_path / "groundswell-link").symlink_to(tmp_path / "mine")
     others = set(tmp_path.rglob("*"))
