@@ -1,4 +1,4 @@
-"""`groundswell compare`: an HTML report and CSV on trainings of MLflow, of grids, and of other machines."""
+"""`groundswell compare`: an HTML report, CSV and LaTeX on trainings of MLflow, of grids, and of other machines."""
 
 import argparse
 import math

@@ -157,7 +157,7 @@ VERBS = {
         ignores=("training.resume_run",),  # an interrupted cell continues automatically
         needs=TRAINING,
     ),
-    "compare": Verb("compare recorded trainings: an HTML report and CSV"),
+    "compare": Verb("compare recorded trainings: an HTML report, CSV and LaTeX"),
     "estimate": Verb(
         "predict step time, efficiency, time and cost on more workers from measurements",
     ),

@@ -61,9 +61,9 @@ class Delivery:
     """Delivers the entries of a journal in order, and repeats each one until the store has accepted it.
 
     If the store refuses an entry for good, this reports it once and drops the entry. A refused file is kept in the
-    run's folder, and the report names it. A store without the run, or with
-    the run among the deleted ones, counts as not answering, because the run may be restored. Repeating an accepted
-    write changes nothing in the store, because points contain the time of their measurement.
+    run's folder, and the report names it. A store without the run, or with the run among the deleted ones, counts as
+    not answering, because the run may be restored. Repeating an accepted write changes nothing in the store, because
+    points contain the time of their measurement.
     """
 
     def __init__(self, run: TrackedRun, journal: Journal, on_news: OnNews = warn) -> None:
