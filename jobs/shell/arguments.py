@@ -86,9 +86,11 @@ class Parser(argparse.ArgumentParser):
         if text in shipped_names() or text.endswith((".yaml", ".yml")):
             return f"{text}: a configuration is given as --config {text}"
         if text.startswith("-"):
-            name = text.strip("-").partition("=")[0].replace("-", "_")
+            name, _, value = text.strip("-").partition("=")
+            name = name.replace("-", "_")
+            value = value or next((word for word in extra[1:2] if not word.startswith("-")), "VALUE")
             keys = sorted((key for key in paths() if key.endswith(f".{name}")), key=lambda key: key.count("."))
-            return f"{text}: a setting is given as --set {keys[0]}=VALUE" if keys else _unknown(text, options)
+            return f"{text}: a setting is given as --set {keys[0]}={value}" if keys else _unknown(text, options)
         return (
             f"{text!r} is not understood: a setting is one argument, --set section.key=value; quote a value that has "
             "spaces, as in --set 'exchange.codec={name: topk, density: 0.01}'"

@@ -70,7 +70,7 @@ PREPARE = "prepare --config smoke --set archive.root=ARCHIVE"
 EVALUATE_ABC = "evaluate --config smoke --set dataset.path=DATASET --model runs:/abc/model"
 MISTAKES = {
     # What was answered badly once.
-    "an option that is a setting": Mistake(f"{TRAIN} --epochs 3", "as --set training.epochs=VALUE"),
+    "an option that is a setting": Mistake(f"{TRAIN} --epochs 3", "as --set training.epochs=3"),
     "a global batch beyond the samples": Mistake(
         f"{TRAIN} --set training.global_batch_size=8192",
         "32 training samples, fewer than one global batch of 8192 (2 workers x 1024 micro-batches x 4): lower "
