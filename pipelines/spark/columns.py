@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from pipelines.spark.jobs import on_drivers_python
+from pipelines.spark.jobs import for_executors, on_drivers_python
 
 
 def quoted(name: str) -> str:
@@ -45,4 +45,4 @@ def map_columns(
 
     numbered = select_columns(frame, names).toDF(*(f"column_{number}" for number in range(len(names))))
     with on_drivers_python(frame.sparkSession):
-        return numbered.mapInArrow(renamed, schema)  # type: ignore[arg-type]
+        return numbered.mapInArrow(for_executors(renamed), schema)

@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 
+from pipelines.spark.jobs import for_executors
 from pipelines.spark.session import check_running, is_connect
 
 Item = TypeVar("Item")
@@ -87,5 +88,8 @@ def call_each(spark: SparkSession, items: Sequence[Item], function: Callable[[It
                 value = cloudpickle.dumps(function(pickle.loads(item)))
                 yield pa.RecordBatch.from_pydict({"number": [number], "value": [value]})
 
-    values = {row["number"]: row["value"] for row in frame.mapInArrow(call, "number long, value binary").collect()}
+    values = {
+        row["number"]: row["value"]
+        for row in frame.mapInArrow(for_executors(call), "number long, value binary").collect()
+    }
     return [pickle.loads(values[number]) for number in range(len(items))]

@@ -12,7 +12,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from pipelines.machine.versions import imported_version
-from pipelines.spark.session import is_local_mode
+from pipelines.spark.session import is_connect, is_local_mode
 
 _CANCELLED = re.compile(
     r"^(?:\[SPARK_JOB_CANCELLED\] )?Job \d+ cancelled ?(?!because SparkContext was shut down)(.*?)(?: SQLSTATE:.*)?$"
@@ -40,7 +40,9 @@ _UNUSABLE_PYTHON = re.compile(
     r"|\[PYTHON_VERSION_MISMATCH\] (?P<versions>Python in worker .*?)(?:, PySpark.*)?$"
     r"|java\.io\.IOException: (?P<none>Cannot run program .*)"
     # The standard error of a daemon that did not start; one that was killed writes nothing there.
-    r"|Error from python worker:\n(?:.*\n)*?\s*(?P<stderr>.*)\nPYTHONPATH was",
+    r"|Error from python worker:\n(?:.*\n)*?\s*(?P<stderr>.*)\nPYTHONPATH was"
+    # Spark could not read the function of a DataFrame.
+    r"|, in read_udfs\n(?:[ \t].*\n)+(?P<reading>\w+Error: .*)",
     re.MULTILINE,
 )
 
@@ -72,19 +74,20 @@ def reason_of(error: BaseException) -> str:
     return str(java.getMessage() if java is not None else error).split("\n\nDriver stacktrace")[0]
 
 
-def known_error(reason: str, executors: str) -> JobCancelledError | RuntimeError | None:
+def known_error(reason: str, spark: SparkSession) -> JobCancelledError | RuntimeError | None:
     """Return an error with one line if the caller has cancelled a job, or Python cannot run it; None: neither.
 
     Args:
         reason: Spark's message about a failed job.
-        executors: The interpreter that Spark starts on the executors.
+        spark: The session of the job.
     """
     if (found := _CANCELLED.search(reason)) is not None:
         who = found[1] or found[2] or "without a reason"
         return JobCancelledError(f"the Spark job was cancelled from outside ({who})")
     if (found := _UNUSABLE_PYTHON.search(reason)) is None:
         return None
-    problem = found["versions"] or found["none"] or found["stderr"]
+    problem = found["versions"] or found["none"] or found["stderr"] or found["reading"]
+    executors = "the server's" if is_connect(spark) else spark.sparkContext.pythonExec
     line = _OTHER_PYTHON.format(executors=executors, drivers=_this_python(), problem=problem)
     return RuntimeError(found["line"] or line)
 

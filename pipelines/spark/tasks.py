@@ -220,8 +220,7 @@ def _explained(
         reason = reason_of(error)
     except (Py4JError, OSError):  # the JVM died just now
         return RuntimeError(f"Spark's JVM has died{_exit_of_jvm(spark)}; {remedy}")
-    executors = "the server's" if is_connect(spark) else spark.sparkContext.pythonExec
-    if (known := known_error(reason, executors)) is not None:
+    if (known := known_error(reason, spark)) is not None:
         return type(known)(f"{known}; {remedy}")
     if LOST_PYTHON.search(reason):
         return LostWorkerError(f"{_lost_worker(reason, files, less_memory)}; {remedy}")

@@ -12,6 +12,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pipelines.archives.images.kept import refuse_repeated
 from pipelines.archives.images.parquet_files import INCOMPLETE
 from pipelines.spark.columns import map_columns, select_columns
+from pipelines.spark.jobs import known_error, reason_of
 from pipelines.storage.folder import Location
 
 _ROWS_OF_A_GROUP = 64  # reading one image decodes its whole row group
@@ -39,6 +40,7 @@ def write_frame(
     Raises:
         ValueError: The folder has content, or an interrupted call wrote into it; or the DataFrame lacks one of the
             columns, has it twice, or has no rows. Or a key is null, or is in several rows.
+        RuntimeError: The executors' Python cannot run the tasks.
     """
     check(to_arrow_schema(select_columns(frame, columns).schema))
     names = root.names()
@@ -58,8 +60,13 @@ def write_frame(
         refuse_repeated("the DataFrame", key, [(row[0], row[1]) for row in repeated.take(1)])
     root.make()
     root.write(INCOMPLETE, b"")
-    written = map_columns(frame, columns, functools.partial(_write_part, root=root), "rows long").collect()
-    rows = sum(int(row.rows) for row in written)
+    parts = map_columns(frame, columns, functools.partial(_write_part, root=root), "rows long")
+    try:
+        rows = sum(int(row.rows) for row in parts.collect())
+    except Exception as error:  # classic and Connect sessions have errors of their own
+        if (known := known_error(reason_of(error), frame.sparkSession)) is not None:
+            raise known from None
+        raise
     root.remove(INCOMPLETE)
     if rows == 0:
         raise ValueError("the DataFrame has no rows")

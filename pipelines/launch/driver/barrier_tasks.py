@@ -63,7 +63,7 @@ class BarrierTasks:
             raise SparkGoneError from None
         check_running(self._spark)
         reason = reason_of(self._error)
-        if (error := known_error(reason, self._context.pythonExec)) is not None:
+        if (error := known_error(reason, self._spark)) is not None:
             raise error from None
         return reason
 

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
+from pipelines.archives.images.frame import write_frame
 from pipelines.launch.runner import BarrierRunner
 from pipelines.spark import jobs, tasks
 from pipelines.spark.jobs import JobCancelledError
@@ -51,6 +53,10 @@ def in_tasks(spark: SparkSession, function: Callable[[int], Any], say: Callable[
 
 def on_ranks(spark: SparkSession, function: Callable[[int], Any]) -> Any:
     return BarrierRunner(spark, 2, retries=5).run(function, 1)
+
+
+def from_frame(spark: SparkSession, _: object) -> int:
+    return write_frame(spark.range(1), Location.at(f"memory://{uuid4()}"), ["id"])
 
 
 @pytest.mark.spark
@@ -164,6 +170,6 @@ def test_another_python_of_executors_is_named_with_the_drivers(
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
     monkeypatch.setattr(jobs, "is_local_mode", lambda spark: False)
     line = rf"^the executors' Python is \S+.*, {sys.executable} \(Python 3.*\), sends \({problem}\): set PYSPARK_PYTHON"
-    for work in (in_tasks, on_ranks):
+    for work in (in_tasks, on_ranks, from_frame):
         with pytest.raises(RuntimeError, match=line):
             work(spark, str)
