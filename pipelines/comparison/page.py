@@ -1,6 +1,7 @@
 """The page of a comparison, in one file without others, its table for LaTeX, and its view in a notebook."""
 
 import base64
+import gzip
 import html
 import io
 from collections.abc import Sequence
@@ -70,12 +71,15 @@ def comparison_page(
     """
     from plotly.offline import get_plotlyjs
 
+    plotly = get_plotlyjs()
     tables = {"table.csv": csv_of(table_rows(parts, metric, targets)), "table.tex": latex_of(parts)}
     dates = sorted(run.started[:10] for run in runs)
     return render(
         "comparison/page.html",
-        scripts=[get_plotlyjs(), files("pipelines.comparison").joinpath("page.js").read_text()],
-        tables={name: base64.b64encode(text.encode()).decode() for name, text in tables.items()},
+        scripts=[files("pipelines.comparison").joinpath("page.js").read_text()],
+        packed=[plotly],
+        plotly=_base64(gzip.compress(plotly.encode(), mtime=0)),
+        tables={name: _base64(text.encode()) for name, text in tables.items()},
         title=shorten(title, _LONG),
         runs=len(runs),
         groups=sum(len(part.groups) for part in parts),
@@ -88,6 +92,10 @@ def comparison_page(
         grey=figures.GREY,
         parts=[_part(part, metric, target, len(parts)) for part, target in zip(parts, targets, strict=True)],
     )
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
 
 
 def notes_of(parts: Sequence[DatasetGroups], metric: str) -> list[str]:

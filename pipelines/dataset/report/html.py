@@ -14,7 +14,7 @@ PAGE_MARK = _GENERATOR.encode()
 """Text in the head of every page of the project."""
 
 
-def render(template: str, *, scripts: Sequence[str] = (), **values: Any) -> str:
+def render(template: str, *, scripts: Sequence[str] = (), packed: Sequence[str] = (), **values: Any) -> str:
     """Return a page as text.
 
     Names and ids come from unchecked archives and foreign files. So everything is escaped, and the page's own policy
@@ -24,6 +24,7 @@ def render(template: str, *, scripts: Sequence[str] = (), **values: Any) -> str:
         template: Path of a Jinja template in `pipelines`. It extends `dataset/report/base.html` (blocks `title`,
             `style` and `body`), and can use the macros of `dataset/report/parts.html`.
         scripts: Scripts at the end of the page.
+        packed: Further scripts, which the page may unpack and run.
         **values: Values that the template shows. A name that the template uses without a value is an error.
     """
     environment = Environment(
@@ -35,7 +36,7 @@ def render(template: str, *, scripts: Sequence[str] = (), **values: Any) -> str:
         keep_trailing_newline=True,
     )
     texts = [printable(script) for script in scripts]  # as the page will hold them
-    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (*texts, *packed)]
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     page = environment.get_template(template)
     return printable(page.render(generator=_GENERATOR, scripts=texts, hashes=hashes, **values))
