@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 from pipelines.sample import SPLITS, TRAINING_SPLIT
 
 
-def check_split(fractions: Sequence[float], seed: int, validation_fraction: float = 0.0) -> tuple[float, ...]:
-    """Check the settings of a split; return the fractions of train, validation and test as a tuple.
+def check_split(fractions: Sequence[float]) -> tuple[float, ...]:
+    """Check the fractions of train, validation and test, and return them as a tuple.
 
     Raises:
-        ValueError: Not three fractions are given, one is negative, train's is 0, or their sum is not 1; or the seed is
-            negative; or the part of train that becomes validation is negative, or all of it.
+        ValueError: Not three fractions are given, one is negative, train's is 0, or their sum is not 1.
     """
     valid = len(fractions) == len(SPLITS) and all(0 <= fraction <= 1 for fraction in fractions)
     if not valid or fractions[0] == 0 or not math.isclose(sum(fractions), 1, abs_tol=1e-6):
@@ -24,10 +23,6 @@ def check_split(fractions: Sequence[float], seed: int, validation_fraction: floa
             f"split_fractions is {list(fractions)}, expected three numbers for {', '.join(SPLITS)} "
             "of 0 or more with the sum 1, the first above 0"
         )
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"seed is {seed}, expected 0 or more and below 2**64")
-    if not 0 <= validation_fraction < 1:
-        raise ValueError(f"validation_fraction is {validation_fraction}, expected 0 or more and below 1")
     return tuple(fractions)
 
 

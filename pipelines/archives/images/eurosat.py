@@ -83,7 +83,7 @@ class EuroSAT:
     """Fractions of train, validation and test within every class."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "split_fractions", check_split(self.split_fractions, self.seed))
+        object.__setattr__(self, "split_fractions", check_split(self.split_fractions))
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the list of files out of the pickle for an executor."""

@@ -55,10 +55,7 @@ class ImageFolder:
     """Part of every training class that becomes validation, if that folder is missing; 0: no validation split."""
 
     def __post_init__(self) -> None:
-        checked = check_split(self.split_fractions, self.seed, self.validation_fraction)
-        object.__setattr__(self, "split_fractions", checked)
-        if self.image_size is not None and self.image_size < 1:
-            raise ValueError(f"image_size is {self.image_size}, expected 1 or more, or None")
+        object.__setattr__(self, "split_fractions", check_split(self.split_fractions))
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the list of files out of the pickle for an executor, but keep the description."""

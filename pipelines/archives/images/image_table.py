@@ -114,10 +114,7 @@ class ImageTable:
     def __post_init__(self) -> None:
         # A process caches open files and their rows: another object must read the current files.
         object.__setattr__(self, "_opened_as", uuid.uuid4().hex)
-        checked = check_split(self.split_fractions, self.seed, self.validation_fraction)
-        object.__setattr__(self, "split_fractions", checked)
-        if self.image_size is not None and self.image_size < 1:
-            raise ValueError(f"image_size is {self.image_size}, expected 1 or more, or None")
+        object.__setattr__(self, "split_fractions", check_split(self.split_fractions))
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the rows out of the pickle for an executor, but keep the description."""

@@ -43,7 +43,7 @@ class SyntheticBigEarthNet:
     """Seed of everything random, 0 or more."""
 
     def __post_init__(self) -> None:
-        check_counts(self._counts(), self.seed)
+        check_counts(self._counts())
 
     @property
     def description(self) -> ArchiveDescription:

@@ -72,9 +72,7 @@ def generate_bigearthnet_v2(
         ValueError: A number is out of range, or `root` holds something else.
     """
     counts = {"train": train, "validation": validation, "test": test}
-    check_counts(counts, seed)
-    if processes is not None and processes < 1:
-        raise ValueError(f"processes is {processes}, expected 1 or more, or None for one per core")
+    check_counts(counts)
     recipe = json.dumps({"format": 1, "seed": seed, **counts}).encode()
     if _holds(root, recipe):
         return

@@ -80,16 +80,14 @@ CAPACITY = len(SCENES) * _PATCHES_ACROSS**2
 """Largest number of patches: no two patches of an archive share a location."""
 
 
-def check_counts(counts: dict[str, int], seed: int) -> None:
-    """Check the number of patches of every split, and the seed.
+def check_counts(counts: dict[str, int]) -> None:
+    """Check the number of patches of every split.
 
     Raises:
-        ValueError: A number or the seed is negative, or there are no patches or too many.
+        ValueError: A number is negative, or there are no patches or too many.
     """
     if min(counts.values()) < 0 or not 1 <= sum(counts.values()) <= CAPACITY:
         raise ValueError(f"patches are {counts}, expected 0 or more of each and 1 to {CAPACITY} in all")
-    if seed < 0:
-        raise ValueError(f"seed is {seed}, expected 0 or more")
 
 
 def patch(number: int) -> Patch:

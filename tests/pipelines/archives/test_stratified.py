@@ -60,10 +60,8 @@ def test_no_samples() -> None:
 )
 def test_fractions_that_are_none(fractions: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match=r"split_fractions is .*, expected three numbers for train, validation, test"):
-        check_split(fractions, 0)
+        check_split(fractions)
 
 
-def test_settings_become_a_tuple_and_the_seed_is_checked() -> None:
-    assert check_split([0.8, 0.2, 0.0], 3) == (0.8, 0.2, 0.0)
-    with pytest.raises(ValueError, match="seed is -1, expected 0 or more"):
-        check_split(FRACTIONS, -1)
+def test_fractions_become_a_tuple() -> None:
+    assert check_split([0.8, 0.2, 0.0]) == (0.8, 0.2, 0.0)

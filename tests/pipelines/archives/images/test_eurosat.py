@@ -124,8 +124,6 @@ def test_a_missing_archive_and_settings_out_of_range(tmp_path: Path) -> None:
     check_refused(EuroSATRGB(str(tmp_path / "absent")), "absent", FileNotFoundError)
     with pytest.raises(ValueError, match="split_fractions is"):
         EuroSATRGB("/archive", split_fractions=(0.5, 0.1, 0.1))
-    with pytest.raises(ValueError, match="seed is -1"):
-        EuroSATMultispectral("/archive", seed=-1)
 
 
 def test_an_executor_does_not_get_the_list_of_files(tmp_path: Path) -> None:
