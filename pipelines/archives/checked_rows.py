@@ -38,9 +38,8 @@ class CheckedRows:
             file: The bad file per row; by default the row's `file`.
         """
         bad = pc.fill_null(bad, True)
-        if pc.any(bad).as_py():
-            self._rejected.append(self._report(bad, reason, detail, file))
-            self.rows = self.rows.filter(pc.invert(bad))
+        self._rejected.append(self._report(bad, reason, detail, file))
+        self.rows = self.rows.filter(pc.invert(bad))
 
     def reject_repeated_ids(self) -> None:
         """Reject every row with the id of the row before; the rows must be sorted by id."""
@@ -61,11 +60,9 @@ class CheckedRows:
 
         If a row has several reasons, the first one counts.
         """
-        marked = self.unusable()["id"].combine_chunks()
-        again = pc.is_in(self.rows["id"].combine_chunks(), marked)
+        again = pc.is_in(self.rows["id"].combine_chunks(), self.unusable()["id"].combine_chunks())
         bad = pc.and_(pc.fill_null(bad, True), pc.invert(again))
-        if pc.any(bad).as_py():
-            self._unusable.append(self._report(bad, reason, detail, file))
+        self._unusable.append(self._report(bad, reason, detail, file))
 
     def rejected(self) -> pa.Table:
         """Return the rejected rows as `REJECTED_SCHEMA`, sorted by id."""
@@ -84,8 +81,9 @@ class CheckedRows:
     ) -> pa.Table:
         ids, files = self.rows["id"].filter(bad), (self.rows["file"] if file is None else file).filter(bad)
         texts = [pa.repeat(text, len(ids)) if isinstance(text, str) else text.filter(bad) for text in (reason, detail)]
-        columns = [ids, files, *texts]
-        return pa.table([pc.fill_null(column.cast(pa.string()), "") for column in columns], schema=REJECTED_SCHEMA)
+        return pa.table(
+            [pc.fill_null(column.cast(pa.string()), "") for column in (ids, files, *texts)], schema=REJECTED_SCHEMA
+        )
 
 
 def _sorted(tables: list[pa.Table]) -> pa.Table:

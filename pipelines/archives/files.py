@@ -8,6 +8,7 @@ An unreachable storage is an error of the whole task. Only a missing file is a b
 import os
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from os import PathLike, fspath
 from pathlib import Path
@@ -87,17 +88,14 @@ def _subfolders(root: str, folder: str) -> tuple[list[str], list[str]]:
     path = Path(root, folder)
     leaves = path.is_symlink() and not stays_inside(root, str(path))
     inside, leading_out = [], []
-    try:
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if not entry.name.isascii():
-                    continue
-                if leaves or (entry.is_symlink() and not stays_inside(root, entry.path)):
-                    leading_out.append(prefix + entry.name)
-                elif entry.is_dir():
-                    inside.append(prefix + entry.name)
-    except (FileNotFoundError, NotADirectoryError):
-        return [], []
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
+        for entry in entries:
+            if not entry.name.isascii():
+                continue
+            if leaves or (entry.is_symlink() and not stays_inside(root, entry.path)):
+                leading_out.append(prefix + entry.name)
+            elif entry.is_dir():
+                inside.append(prefix + entry.name)
     return inside, leading_out
 
 

@@ -16,7 +16,7 @@ Source: Sumbul et al., "BigEarthNet: A Large-Scale Benchmark Archive for Remote 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -44,6 +44,7 @@ from pipelines.archives.bigearthnet.v1_metadata import (
 from pipelines.archives.bigearthnet.v2_metadata import METADATA
 from pipelines.archives.checked_rows import CheckedRows
 from pipelines.archives.files import join, list_subfolders, refuse_link
+from pipelines.sample import SettingValue
 from pipelines.storage.folder import Location
 
 KIND = "bigearthnet_v1"
@@ -70,6 +71,8 @@ class BigEarthNetV1:
     The official splits contain none of them."""
     subset: bool = BigEarthNetV1Config.default("subset")
     """Whether the lists may name patches that the archive lacks."""
+    read_settings: ClassVar[Mapping[str, SettingValue]] = {}
+    """No settings: pixels are read as they are stored."""
 
     def __post_init__(self) -> None:
         if self.nomenclature not in _CLASS_NAMES:
@@ -92,11 +95,6 @@ class BigEarthNetV1:
             ValueError: A list is damaged, no patch exists, or the folder of images is a link out of the archive.
         """
         return self._index
-
-    @property
-    def read_settings(self) -> dict[str, int | None]:
-        """No settings: pixels are read as they are stored."""
-        return {}
 
     def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> Georeference | None:
         """Read the 12 bands of one patch: uint16 `(120, 120, 4)`, `(60, 60, 6)` and `(20, 20, 2)`.

@@ -116,25 +116,18 @@ def _read_some(
 
 def _read_one(path: str, indices: Mapping[str, int | None]) -> tuple[list[int], str | None, BadRecordError | None]:
     try:
-        values = _read_json(path)
-        labels = _labels(path, values, indices)
+        return *_labels_and_tile(path, indices), None
     except BadRecordError as error:
         return [], None, error
-    tile = _TILE.search(str(values.get("tile_source")))
-    return labels, tile and tile[1], None
 
 
-def _read_json(path: str) -> dict[str, object]:
+def _labels_and_tile(path: str, indices: Mapping[str, int | None]) -> tuple[list[int], str | None]:
     content = read_file(path, _LARGEST_JSON)
     try:
         values = parse_json(content)
     except ValueError as error:
         raise BadRecordError(path, "malformed JSON", str(error)) from error
-    return values if isinstance(values, dict) else {}
-
-
-def _labels(path: str, values: dict[str, object], indices: Mapping[str, int | None]) -> list[int]:
-    names = values.get("labels")
+    names = values.get("labels") if isinstance(values, dict) else None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise BadRecordError(path, "malformed labels", "expected a list of class names under the key labels")
     unknown = next((name for name in names if name not in indices), None)
@@ -143,4 +136,5 @@ def _labels(path: str, values: dict[str, object], indices: Mapping[str, int | No
     found = {index for index in map(indices.__getitem__, names) if index is not None}
     if not found:
         raise BadRecordError(path, "no labels", f"of those that count: {', '.join(names)}" if names else "")
-    return sorted(found)
+    tile = _TILE.search(str(values.get("tile_source")))
+    return sorted(found), tile and tile[1]

@@ -16,7 +16,7 @@ Source: Clasen et al., "reBEN: Refined BigEarthNet Dataset for Remote Sensing Im
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,6 +33,7 @@ from pipelines.archives.bigearthnet.v2_metadata import FLAG_COLUMNS, class_indic
 from pipelines.archives.bigearthnet.v2_metadata import METADATA as METADATA
 from pipelines.archives.checked_rows import CheckedRows
 from pipelines.archives.files import join, list_subfolders, refuse_link
+from pipelines.sample import SettingValue
 from pipelines.storage.folder import Location
 
 KIND = "bigearthnet_v2"
@@ -57,6 +58,8 @@ class BigEarthNetV2:
     """Whether to include the patches with snow, clouds or shadows, which have their own metadata file."""
     sentinel1: bool | None = BigEarthNetV2Config.default("sentinel1")
     """Whether to read `BigEarthNet-S1` as a further image group; None: yes if it exists."""
+    read_settings: ClassVar[Mapping[str, SettingValue]] = {}
+    """No settings: pixels are read as they are stored."""
 
     @property
     def description(self) -> ArchiveDescription:
@@ -94,11 +97,6 @@ class BigEarthNetV2:
             **dates_and_seasons(rows["id"]),
         }
         return ArchiveIndex(index_table(columns), patches.rejected(), patches.unusable())
-
-    @property
-    def read_settings(self) -> dict[str, int | None]:
-        """No settings: pixels are read as they are stored."""
-        return {}
 
     def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> Georeference | None:
         """Read one patch: uint16 `(120, 120, 4)`, `(60, 60, 6)`, `(20, 20, 2)`, Sentinel-1 float32 `(120, 120, 2)`.

@@ -64,10 +64,8 @@ def _read_columns(path: str | PathLike[str], columns: pa.Schema) -> pa.Table:
             raise ValueError(f"{path}: column {', '.join(missing)} is missing, take the file of BigEarthNet v2.0")
         schema = pa.schema([*columns, *pa.schema(_OPTIONAL_COLUMNS)])
         table = pq.read_table(source, columns=[name for name in schema.names if name in there])
-        for name in schema.names:
-            if name not in there:
-                table = table.append_column(name, pa.nulls(len(table), schema.field(name).type))
-        table = table.select(schema.names).cast(schema)
+        read = [table[each.name] if each.name in there else pa.nulls(len(table), each.type) for each in schema]
+        table = pa.table(read, names=schema.names).cast(schema)
         table.validate(full=True)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path}: not BigEarthNet v2.0 metadata, download it again ({error})") from error

@@ -14,12 +14,11 @@ Source: Helber et al., "EuroSAT: A Novel Dataset and Deep Learning Benchmark for
 Classification", 2019.
 """
 
-import dataclasses
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +38,7 @@ from pipelines.archives.images.class_folders import (
 from pipelines.archives.pixels.geotiff import read_bands
 from pipelines.archives.pixels.rgb_image import read_rgb
 from pipelines.archives.stratified import check_split, stratified_split
-from pipelines.sample import SPLITS, ImageGroup
+from pipelines.sample import SPLITS, ImageGroup, SettingValue
 
 CLASSES = (
     "AnnualCrop",
@@ -81,6 +80,8 @@ class EuroSAT:
     """Seed of the splits."""
     split_fractions: Sequence[float] = tuple(EuroSATConfig.default("split_fractions"))
     """Fractions of train, validation and test within every class."""
+    read_settings: ClassVar[Mapping[str, SettingValue]] = {}
+    """No settings: pixels are read as they are stored."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "split_fractions", check_split(self.split_fractions))
@@ -106,11 +107,6 @@ class EuroSAT:
         keys = [path.rpartition(".")[0] for path in files.paths.to_pylist()]
         splits = stratified_split(keys, labels, self.split_fractions, self.seed)
         return index_of(files, np.array(SPLITS)[splits], labels)
-
-    @property
-    def read_settings(self) -> dict[str, int | None]:
-        """No settings: pixels are read as they are stored."""
-        return {}
 
     def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> Georeference | None:
         """Read one patch: `bands` uint16 `(64, 64, 13)`, or `rgb` uint8 `(64, 64, 3)`.
@@ -144,7 +140,7 @@ class EuroSAT:
         outside = [
             rejection(self.root, name, "not in a class folder") for name, _ in top.files if is_image.fullmatch(name)
         ]
-        return dataclasses.replace(files, rejected=top.rejected + outside + files.rejected)
+        return replace(files, rejected=top.rejected + outside + files.rejected)
 
 
 EuroSATMultispectral = functools.partial(EuroSAT, "eurosat_ms")

@@ -6,10 +6,9 @@
 ```
 """
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -122,7 +121,7 @@ class ImageFolder:
             folder for folder, split in zip(tree.folders, tree.splits, strict=True) if split in (None, TRAINING_SPLIT)
         ]
         check_none_empty(self.root, training, files)
-        return dataclasses.replace(files, rejected=tree.rejected + files.rejected)
+        return replace(files, rejected=tree.rejected + files.rejected)
 
 
 def is_image(name: str) -> bool:

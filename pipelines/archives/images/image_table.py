@@ -398,11 +398,12 @@ def _label_kind(column: pa.DataType) -> _LabelKind | None:
     value = column.value_type if is_list else column
     if types.is_dictionary(value):  # a category of pandas, or an enum
         value = value.value_type
-    if types.is_integer(value):
-        return _LabelKind(is_list, "integer")
-    if types.is_boolean(value) and is_list:
-        return _LabelKind(is_list, "boolean")
-    return _LabelKind(is_list, "text") if types.is_string(value) or types.is_large_string(value) else None
+    kinds = {
+        _LabelKind(is_list, "integer"): types.is_integer(value),
+        _LabelKind(is_list, "boolean"): types.is_boolean(value) and is_list,
+        _LabelKind(is_list, "text"): types.is_string(value) or types.is_large_string(value),
+    }
+    return next((kind for kind, fits in kinds.items() if fits), None)
 
 
 def _as_list(labels: Any) -> list[Any]:

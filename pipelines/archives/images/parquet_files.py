@@ -34,10 +34,9 @@ def list_parquet_files(root: str) -> list[tuple[str, int]]:
         ValueError: It has no Parquet files, or some are missing. Links that lead out of the folder, and files more
             than two levels deep, cannot be listed. Or a folder is a table whose log says which of its rows are valid.
     """
-    if root.endswith(_SUFFIX):
-        size = Location(root).size()
-        if size is not None:
-            return [("", size)]
+    size = Location(root).size() if root.endswith(_SUFFIX) else None
+    if size is not None:
+        return [("", size)]
     found = _list(root, "", _DEPTH)
     if not found:
         raise ValueError(f"{root}: holds no Parquet files, expected names that end with {_SUFFIX}")

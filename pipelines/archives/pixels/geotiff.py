@@ -5,7 +5,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -107,11 +107,8 @@ def read_file(path: str, limit: int) -> bytes:
     if is_url(path):
         return read_remote(path, limit)
     try:
-        descriptor = os.open(path, _OPEN_FLAGS)
-        try:
-            return os.read(descriptor, limit)
-        finally:
-            os.close(descriptor)
+        with open(path, "rb", buffering=0, opener=lambda name, _: os.open(name, _OPEN_FLAGS)) as file:
+            return os.read(file.fileno(), limit)
     except OSError as error:
         reason = _OPEN_REASONS.get(error.errno or 0, "unreadable file")
         raise BadRecordError(path, reason, error.strerror or "") from error
@@ -125,9 +122,8 @@ def georeference_of(source: rasterio.DatasetReader) -> Georeference | None:
     """
     epsg = source.crs.to_epsg() if source.crs else None
     transform = source.transform
-    if epsg is None or transform.b or transform.d:
-        return None
-    return Georeference(epsg, transform.c, transform.f)
+    is_rotated = transform.b or transform.d
+    return None if epsg is None or is_rotated else Georeference(epsg, transform.c, transform.f)
 
 
 @contextmanager
@@ -151,7 +147,8 @@ def open_with_gdal(path: str, data: bytes | None = None) -> Iterator[rasterio.Da
             DECODING,
             rasterio.Env(GDAL_DISABLE_READDIR_ON_OPEN="EMPTY_DIR"),
             warnings.catch_warnings(action="ignore", category=NotGeoreferencedWarning),
-            _opened(path, data) as source,
+            nullcontext() if data is None else rasterio.MemoryFile(data) as memory,
+            rasterio.open(path, driver="GTiff") if memory is None else memory.open(driver="GTiff") as source,
         ):
             yield source
     except BadRecordError:
@@ -171,13 +168,3 @@ def without_place(detail: str, path: str) -> str:
     """
     name = path.rpartition("/")[2]
     return _IN_MEMORY.sub(lambda _: name, detail.replace(path, name))
-
-
-@contextmanager
-def _opened(path: str, data: bytes | None) -> Iterator[rasterio.DatasetReader]:
-    if data is None:
-        with rasterio.open(path, driver="GTiff") as source:
-            yield source
-        return
-    with rasterio.MemoryFile(data) as memory, memory.open(driver="GTiff") as source:
-        yield source

@@ -114,8 +114,7 @@ def _opened(path: str | PathLike[str], data: bytes | None) -> Iterator[tuple[Ima
     if data is None and not Path(path).is_file():
         raise BadRecordError(path, MISSING_FILE)
     try:
-        if data is None:
-            data = Path(path).read_bytes()
+        data = Path(path).read_bytes() if data is None else data
         with DECODING, warnings.catch_warnings(action="ignore"):  # remarks about unusual metadata
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             pixels = _without_metadata(data)

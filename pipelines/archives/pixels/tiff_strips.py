@@ -172,8 +172,9 @@ def _only_the_corner_is_left_out(header: bytes, end: int, entries: list[tuple[in
     place = entries[number][3]
     if not end + 4 <= place <= len(header) - _CORNER_BYTES:
         return False
-    for other, (_, kind, count, field) in enumerate(entries):
-        size = count * _VALUE_BYTES.get(kind, len(header))
-        if other != number and size > 4 and field < place + _CORNER_BYTES and field + size > place:
-            return False
-    return True
+    others = entries[:number] + entries[number + 1 :]
+    sizes = [count * _VALUE_BYTES.get(kind, len(header)) for _, kind, count, _ in others]
+    return not any(
+        size > 4 and field < place + _CORNER_BYTES and field + size > place
+        for (_, _, _, field), size in zip(others, sizes, strict=True)
+    )

@@ -1,9 +1,8 @@
 """Synthetic BigEarthNet patches as an archive without files: each patch is drawn when it is read."""
 
 import functools
-import multiprocessing
+import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from conf.sections.archives import SyntheticConfig
 from pipelines.archives.archive import REJECTED_SCHEMA, ArchiveDescription, ArchiveIndex, Georeference, index_table
 from pipelines.archives.bigearthnet.nomenclature import BIGEARTHNET_19
 from pipelines.archives.bigearthnet.patch import GROUPS, dates_and_seasons
-from pipelines.archives.synthetic.landscape import land_cover, render
+from pipelines.archives.synthetic.landscape import draw_patches, land_cover, render
 from pipelines.archives.synthetic.scenes import check_counts, patch
 from pipelines.sample import SPLITS
 
@@ -58,12 +57,14 @@ class SyntheticBigEarthNet:
         """
         counts = self._counts()
         numbers = range(sum(counts.values()))
+        processes = 1 if len(numbers) <= PATCHES_IN_PROCESS else os.cpu_count() or 1
+        draw = functools.partial(_labels_of_patch, self.seed)
         patches = [patch(number) for number in numbers]
         ids = pa.array([place.id for place in patches], pa.string())
         columns = {
             "id": ids,
             "split": np.repeat(list(counts), list(counts.values())),
-            "labels": self._labels(numbers),
+            "labels": list(draw_patches(draw, len(numbers), processes, PATCHES_PER_TASK)),
             "paths": [[str(number)] for number in numbers],
             "country": [place.scene.country for place in patches],
             "tile": [place.scene.tile for place in patches],
@@ -87,14 +88,6 @@ class SyntheticBigEarthNet:
 
     def _counts(self) -> dict[str, int]:
         return dict(zip(SPLITS, (self.train, self.validation, self.test), strict=True))
-
-    def _labels(self, numbers: Sequence[int]) -> list[tuple[int, ...]]:
-        draw = functools.partial(_labels_of_patch, self.seed)
-        if len(numbers) <= PATCHES_IN_PROCESS:
-            return [draw(number) for number in numbers]
-        # Spawned: a fork would not survive the threads of Spark or TensorFlow.
-        with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
-            return list(pool.map(draw, numbers, chunksize=PATCHES_PER_TASK))
 
 
 def _labels_of_patch(seed: int, number: int) -> tuple[int, ...]:

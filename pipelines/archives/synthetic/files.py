@@ -5,12 +5,10 @@ It serves first runs without the 60 GB download, tests and demonstrations: its s
 
 import functools
 import json
-import multiprocessing
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +20,7 @@ from rasterio.crs import CRS
 
 from pipelines.archives.bigearthnet.nomenclature import BIGEARTHNET_19
 from pipelines.archives.bigearthnet.v2 import GROUPS, IMAGES, METADATA
-from pipelines.archives.synthetic.landscape import render
+from pipelines.archives.synthetic.landscape import draw_patches, render
 from pipelines.archives.synthetic.scenes import PATCH_METRES, Patch, check_counts, patch
 
 METADATA_SCHEMA = pa.schema(
@@ -82,7 +80,9 @@ def generate_bigearthnet_v2(
     try:
         (partial / IMAGES).mkdir(parents=True)
         labels = []
-        for patch_labels in _write_patches(partial, seed, sum(counts.values()), processes or os.cpu_count() or 1):
+        write = functools.partial(_write_patch, partial, seed)
+        processes = processes or os.cpu_count() or 1
+        for patch_labels in draw_patches(write, sum(counts.values()), processes, _PATCHES_PER_TASK):
             labels.append(patch_labels)
             if progress:
                 progress(1)
@@ -94,24 +94,10 @@ def generate_bigearthnet_v2(
 
 def _holds(root: Path, recipe: bytes) -> bool:
     """Return whether the same call completed `root`: `metadata.parquet` is written last and contains the recipe."""
-    path = root / METADATA
-    if not path.is_file():
-        return False
     try:
-        return (pq.read_schema(path).metadata or {}).get(_RECIPE) == recipe
+        return (pq.read_schema(root / METADATA).metadata or {}).get(_RECIPE) == recipe
     except (pa.ArrowException, OSError):
         return False
-
-
-def _write_patches(root: Path, seed: int, total: int, processes: int) -> Iterator[tuple[int, ...]]:
-    """Write the files of patches 0 to total - 1; yield their labels in this order."""
-    write = functools.partial(_write_patch, root, seed)
-    processes = min(processes, -(-total // _PATCHES_PER_TASK))
-    if processes == 1:
-        yield from map(write, range(total))
-        return
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(write, range(total), chunksize=_PATCHES_PER_TASK)
 
 
 def _write_patch(root: Path, seed: int, number: int) -> tuple[int, ...]:

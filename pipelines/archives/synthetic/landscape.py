@@ -6,6 +6,9 @@ On another processor a floating-point sum may round differently and change a pix
 """
 
 import functools
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,6 +114,26 @@ def render(
     texture = np.exp(_TEXTURE * _smooth_noise(generator, 1)[0])
     shares = np.stack([texture * (cover == label) for label in labels], axis=-1)  # (120, 120, labels)
     return {group.name: _observe(shares, spectra, group, generator) for group in groups}, labels
+
+
+def draw_patches(
+    draw: Callable[[int], tuple[int, ...]], total: int, processes: int, patches_per_task: int
+) -> Iterator[tuple[int, ...]]:
+    """Draw patches 0 to total - 1 and yield their labels in this order.
+
+    Args:
+        draw: Function that draws the patch of a number and returns its labels.
+        total: Number of patches.
+        processes: Largest number of processes. They are spawned, because the threads of Spark or TensorFlow do not
+            survive a fork. With 1, this process does everything.
+        patches_per_task: Number of patches that a process draws at a time.
+    """
+    processes = min(processes, -(-total // patches_per_task))
+    if processes == 1:
+        yield from map(draw, range(total))
+        return
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(draw, range(total), chunksize=patches_per_task)
 
 
 def _observe(
