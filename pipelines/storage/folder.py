@@ -227,14 +227,11 @@ class Location:
 
     def modified(self, name: str) -> datetime | None:
         """Return when one file was written, by the storage's clock; None if it does not exist."""
-        moment: datetime | None = self._if_there(lambda: self._filesystem.modified(self._full(name)))
-        return moment
+        return self._if_there(lambda: self._filesystem.modified(self._full(name)))
 
     def exists(self, name: str = "") -> bool:
         """Return whether a file or folder exists; on an object store a folder exists if it has content."""
-        self._forget()
-        with self._remote_errors():
-            return bool(self._filesystem.exists(self._full(name)))
+        return bool(self._if_there(lambda: self._filesystem.exists(self._full(name))))
 
     def names(self, name: str = "") -> list[str]:
         """List the names in a folder, sorted; a missing folder is empty."""
@@ -257,9 +254,7 @@ class Location:
         Symbolic links are listed, not followed.
         """
         if not self.is_local:
-            self._forget()
-            with self._remote_errors():
-                found = self._filesystem.find(self.url, detail=True)
+            found = self._if_there(lambda: self._filesystem.find(self.url, detail=True)) or {}
             start = len(self._listed("")) + 1
             return {path[start:]: int(info["size"] or 0) for path, info in found.items() if path[start:].strip("/")}
         sizes: dict[str, int] = {}
@@ -271,7 +266,7 @@ class Location:
                     sizes[str(path.relative_to(self.path))] = path.lstat().st_size
         return sizes
 
-    def _if_there(self, ask: Callable[[], Any]) -> Any:
+    def _if_there(self, ask: Callable[[], Any]) -> Any | None:
         """Return the answer of the file system; None if the file or folder does not exist."""
         self._forget()
         try:
@@ -304,8 +299,7 @@ class Location:
             return
         with tempfile.TemporaryDirectory(prefix="groundswell-") as folder:
             yield Path(folder, "file")
-            with self._remote_errors():
-                self._upload(Path(folder, "file"), self._full(name))
+            self._upload(Path(folder, "file"), self._full(name))
 
     def put(self, file: Path, name: str = "") -> None:
         """Copy one local file to here atomically, and check the stored content.
@@ -320,17 +314,14 @@ class Location:
             with self.new_file(name, flush=False) as path, file.open("rb") as source:
                 copy_whole(source, path)
             return
-        with self._remote_errors():
-            self._upload(file, self._full(name))
+        self._upload(file, self._full(name))
         if not self._has_arrived(file, name):
             self.remove(name)
             raise OSError(errno.EIO, "what was read back differs from what was written", self._full(name))
 
     def _has_arrived(self, file: Path, name: str) -> bool:
-        self._forget()
-        with self._remote_errors():
-            info = self._filesystem.info(self._full(name))
-        if info["size"] != file.stat().st_size:
+        info = self._if_there(lambda: self._filesystem.info(self._full(name)))
+        if info is None or info["size"] != file.stat().st_size:
             return False
         with file.open("rb") as local:
             md5 = hashlib.file_digest(local, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
@@ -362,16 +353,17 @@ class Location:
                 self._filesystem.rmdir(full)
 
     def _upload(self, source: Path, target: str) -> None:
-        if self._is_object_store():
-            self._filesystem.put_file(str(source), target)
-            return
-        temporary = f"{target.rpartition('/')[0]}/.{target.rpartition('/')[2]}.{uuid.uuid4().hex}"
-        self._filesystem.put_file(str(source), temporary)
-        if type(self._filesystem).mv is AbstractFileSystem.mv:  # which copies, and takes names as patterns
-            self._filesystem.cp_file(temporary, target)
-            self._filesystem.rm_file(temporary)
-        else:
-            self._filesystem.mv(temporary, target)
+        with self._remote_errors():
+            if self._is_object_store():
+                self._filesystem.put_file(str(source), target)
+                return
+            temporary = f"{target.rpartition('/')[0]}/.{target.rpartition('/')[2]}.{uuid.uuid4().hex}"
+            self._filesystem.put_file(str(source), temporary)
+            if type(self._filesystem).mv is AbstractFileSystem.mv:  # which copies, and takes names as patterns
+                self._filesystem.cp_file(temporary, target)
+                self._filesystem.rm_file(temporary)
+            else:
+                self._filesystem.mv(temporary, target)
 
     def _is_object_store(self) -> bool:
         return self.url.partition("://")[0] in _OBJECT_STORES

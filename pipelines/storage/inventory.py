@@ -7,7 +7,6 @@ is finished. A job that was killed at any point can so be continued, and nothing
 import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import PurePosixPath
 from typing import TypeVar
 
 from pipelines.storage.folder import Location
@@ -16,7 +15,7 @@ from pipelines.storage.lease import LEASE_PREFIX, PROGRESS_FOLDER
 MARK_FILE = f"{PROGRESS_FOLDER}/plan.json"
 """File that makes an unfinished output ours; it is written before everything else."""
 # `Location.new_file` writes to this name before the file gets its own; a killed attempt leaves it behind.
-_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}")
+_TEMPORARY = re.compile(r"(?<![^/])\.([^/\n]+)\.[0-9a-f]{32}\Z")
 _READ_AT_ONCE = 16
 _Content = TypeVar("_Content")
 
@@ -33,9 +32,7 @@ def is_lease(name: str) -> bool:
 
 def final_name(name: str) -> str:
     """Return the name that a file gets when it is complete."""
-    path = PurePosixPath(name)
-    match = _TEMPORARY.fullmatch(path.name)
-    return str(path.with_name(match[1])) if match else name
+    return _TEMPORARY.sub(r"\1", name)
 
 
 def is_leftover(name: str) -> bool:

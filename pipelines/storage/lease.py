@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from pipelines.machine.json_text import parse_json
@@ -46,28 +46,29 @@ def lease(folder: Location, inside: str, output: Location | None = None) -> Iter
     name = f"{inside}/{LEASE_PREFIX}{uuid.uuid4().hex}.json"
     owner = {"host": socket.gethostname(), "pid": os.getpid(), "machine": _machine()}
     folder.write(name, json.dumps(owner).encode())
-    kept = threading.Event()
-    try:
+    with ExitStack() as ending:
+        ending.callback(_remove, folder, name)
         # First list the dead leases in ours, then delete them: an owner that only looked dead may rewrite its lease.
         dead_ones = _dead_ones(folder, inside, name, output or folder)
         content = json.dumps(owner | {"replaces": dead_ones}).encode()
         folder.write(name, content)
         for dead in dead_ones:
             folder.remove(f"{inside}/{dead}")
+        ended = threading.Event()
         thread = threading.Thread(
-            target=_keep, args=(folder, name, content, kept), name="groundswell-lease", daemon=True
+            target=_keep, args=(folder, name, content, ended), name="groundswell-lease", daemon=True
         )
         thread.start()
-        try:
-            yield name
-        finally:
-            kept.set()
-            thread.join()
-    finally:
-        try:
-            folder.remove(name)
-        except (OSError, RuntimeError) as error:  # an earlier error must not be hidden by this one
-            _log.warning("%s cannot be removed (%s): the folder is free again in %g s", name, error, DEAD_SECONDS)
+        ending.callback(thread.join)
+        ending.callback(ended.set)  # the callbacks run in the opposite order
+        yield name
+
+
+def _remove(folder: Location, name: str) -> None:
+    try:
+        folder.remove(name)
+    except (OSError, RuntimeError) as error:  # an earlier error must not be hidden by this one
+        _log.warning("%s cannot be removed (%s): the folder is free again in %g s", name, error, DEAD_SECONDS)
 
 
 def check_owner(folder: Location, inside: str, output: Location | None = None) -> None:

@@ -160,12 +160,10 @@ def _expanded(text: str) -> str:
     replaced = _VARIABLE.sub(value, text)
     if not replaced.strip():
         raise ValueError(f"{text!r} names no folder, expected a path or a URL")
-    if replaced.startswith("~"):
-        home = os.path.expanduser(replaced)  # noqa: PTH111 (a Path would drop the slashes of what follows)
-        if home.startswith("~"):
-            raise ValueError(f"{text}: there is no home folder of {replaced.split('/')[0]!r}")
-        return home
-    return replaced
+    found = os.path.expanduser(replaced)  # noqa: PTH111 (a Path would drop the slashes of what follows)
+    if found.startswith("~"):
+        raise ValueError(f"{text}: there is no home folder of {replaced.split('/')[0]!r}")
+    return found
 
 
 def _file_path(text: str, slashes: str, rest: str) -> str:
@@ -178,14 +176,13 @@ def _file_path(text: str, slashes: str, rest: str) -> str:
 
 def _databricks_path(text: str, rest: str) -> str:
     """Return the mount of a DBFS path: only Spark knows `dbfs:`, all other programs read the mount."""
-    in_volumes = rest.startswith("Volumes/")
-    mount, inner = (VOLUMES, rest.removeprefix("Volumes/")) if in_volumes else (DBFS, rest)
+    mount = VOLUMES if rest.startswith("Volumes/") else DBFS
     if not mount.is_dir():
         raise ValueError(
             f"{text}: this machine has no {mount}, where Databricks mounts it; use a path that every host mounts, "
             "or the storage's own URL (s3://, abfss://, gs://)"
         )
-    return str(mount / inner)
+    return str(mount / rest.removeprefix("Volumes/"))
 
 
 def _checked_url(text: str, scheme: str, slashes: str, rest: str) -> str:

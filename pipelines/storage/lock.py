@@ -28,10 +28,9 @@ def check_place(folder: Location, argument: str) -> None:
         ValueError: The folder or its neighbours cannot be written there; the message says what lies there.
         RuntimeError: Another job is writing the folder, or its disk is full.
     """
-    if not folder.is_local:  # a lease there would cost requests, and says no more than `check`
-        return
-    with disk_errors(folder, argument), hold(folder):
-        pass
+    if folder.is_local:  # elsewhere a lease would cost requests, and says no more than `check`
+        with disk_errors(folder, argument), hold(folder):
+            pass
 
 
 @contextmanager
@@ -51,7 +50,23 @@ def hold(dataset: Location) -> Iterator[Callable[[], None]]:
     dataset = followed(dataset)
     path = _beside(dataset, "lock")
     with leaving_nothing(dataset.parent):
-        yield from _hold_local(path, dataset)
+        lock = _take(path, dataset)
+        if lock is not None:
+            with lock:
+                try:
+                    yield lambda: None
+                finally:
+                    # Removed while locked: a process that waits for the lock sees that the file is deleted and makes a
+                    # new one.
+                    path.unlink(missing_ok=True)
+            return
+        parent, inside = dataset.parent, _beside(dataset, "lease").name
+        parent.make(inside)
+        try:
+            with lease(parent, inside, dataset):
+                yield lambda: check_owner(parent, inside, dataset)
+        finally:
+            remove_if_empty(path.parent / inside)  # unless it holds another job's lease
 
 
 def _beside(folder: Location, suffix: str) -> Path:
@@ -70,25 +85,6 @@ def tidy(output: Location, clean_up: Callable[[], object], *, has_leftovers: boo
     if has_leftovers or (output.is_local and output.sibling(f".{output.name}.incomplete.lock").exists()):
         with suppress(OSError, RuntimeError), hold(output):
             clean_up()
-
-
-def _hold_local(path: Path, dataset: Location) -> Iterator[Callable[[], None]]:
-    lock = _take(path, dataset)
-    if lock is None:
-        parent, inside = Location(str(path.parent)), _beside(dataset, "lease").name
-        parent.make(inside)
-        try:
-            with lease(parent, inside, dataset):
-                yield lambda: check_owner(parent, inside, dataset)
-        finally:
-            remove_if_empty(path.parent / inside)  # unless it holds another job's lease
-        return
-    with lock:
-        try:
-            yield lambda: None
-        finally:
-            # Removed while locked: a process that waits for the lock sees that the file is deleted and makes a new one.
-            path.unlink(missing_ok=True)
 
 
 def _take(path: Path, dataset: Location) -> IO[str] | None:
