@@ -9,7 +9,7 @@ Source: the instructions of protocol 4, Python's `pickletools` and PEP 3154.
 
 import json
 import pickle
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from pathlib import PurePosixPath
 
@@ -40,8 +40,8 @@ class _Pickle:
 
     def __init__(self) -> None:
         self._code = bytearray()
-        self._places: dict[Hashable, int] = {}
-        self._count = 0
+        self._memory: list[Hashable] = []
+        """Keys of the values in the pickle's memory; None for a value without a key."""
 
     def data(self) -> bytes:
         """Return the whole pickle."""
@@ -52,21 +52,18 @@ class _Pickle:
 
     def write(self, *instructions: bytes) -> None:
         """Add instructions."""
-        for instruction in instructions:
-            self._code += instruction
+        self._code += b"".join(instructions)
 
     def remember(self, value: Hashable = None) -> None:
         """Store the value on top of the stack in the pickle's memory; with a key, `recall` finds it again."""
         self.write(pickle.MEMOIZE)
-        if value is not None:
-            self._places[value] = self._count
-        self._count += 1
+        self._memory.append(value)
 
     def recall(self, value: Hashable) -> bool:
         """Refer to a remembered value; return whether the pickle remembers it."""
-        if value not in self._places:
+        if value not in self._memory:
             return False
-        place = self._places[value]
+        place = self._memory.index(value)
         if place < 256:
             self.write(pickle.BINGET, bytes([place]))
         else:
@@ -93,20 +90,18 @@ class _Pickle:
         self.write(pickle.STACK_GLOBAL)
         self.remember(("class", module, name))
 
-    def instance(self, module: str, name: str) -> None:
-        """Write an object without arguments; its state may follow."""
+    def instance(self, module: str, name: str, attributes: Mapping[str, Callable[[], None]]) -> None:
+        """Write an object without arguments, and then its attributes, if it has any."""
         self.name(module, name)
         self.write(pickle.EMPTY_TUPLE, pickle.NEWOBJ)
         self.remember()
+        if attributes:
+            self.write(pickle.EMPTY_DICT)
+            self.remember()
+            self.items(attributes)
+            self.write(pickle.BUILD)
 
-    def state(self, values: dict[str, Callable[[], None]]) -> None:
-        """Set the attributes of the object on top of the stack."""
-        self.write(pickle.EMPTY_DICT)
-        self.remember()
-        self.items(values)
-        self.write(pickle.BUILD)
-
-    def items(self, values: dict[str, Callable[[], None]]) -> None:
+    def items(self, values: Mapping[str, Callable[[], None]]) -> None:
         """Fill the mapping on top of the stack; each value is a function that writes it."""
         several = len(values) > 1
         if several:
@@ -146,14 +141,6 @@ def pickled_schema(groups: Sequence[ImageGroup], class_count: int) -> bytes:
     """
     written = _Pickle()
 
-    def string_codec() -> None:
-        written.instance(_CODECS, "ScalarCodec")
-        written.state({"_spark_type": string_type})
-
-    def string_type() -> None:
-        written.instance(_SPARK, "StringType")
-        written.state({"collation": lambda: written.text("UTF8_BINARY")})
-
     def field(name: str, dtype: type[np.generic], shape: tuple[int, ...], codec: Callable[[], None]) -> None:
         if written.recall(("field", name)):
             return
@@ -168,7 +155,10 @@ def pickled_schema(groups: Sequence[ImageGroup], class_count: int) -> bytes:
         written.write(pickle.NEWOBJ)
         written.remember(("field", name))
 
-    array_codec = partial(written.instance, _CODECS, "NdarrayCodec")
+    collation = {"collation": partial(written.text, "UTF8_BINARY")}
+    string_type = {"_spark_type": partial(written.instance, _SPARK, "StringType", collation)}
+    string_codec = partial(written.instance, _CODECS, "ScalarCodec", string_type)
+    array_codec = partial(written.instance, _CODECS, "NdarrayCodec", {})
     fields: dict[str, Callable[[], None]] = {
         ID_FIELD: partial(field, ID_FIELD, np.str_, (), string_codec),
         **{
@@ -184,8 +174,8 @@ def pickled_schema(groups: Sequence[ImageGroup], class_count: int) -> bytes:
         written.items(fields)
 
     attributes = {name: write for name, write in fields.items() if name not in _METHODS}
-    written.instance(_UNISCHEMA, "Unischema")
-    written.state({"_name": lambda: written.text("Sample"), "_fields": ordered_fields, **attributes})
+    name = partial(written.text, "Sample")
+    written.instance(_UNISCHEMA, "Unischema", {"_name": name, "_fields": ordered_fields, **attributes})
     return written.data()
 
 

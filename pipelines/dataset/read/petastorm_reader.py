@@ -45,9 +45,9 @@ def petastorm_batches(
     from petastorm import make_reader
 
     names = [group.name for group in manifest.groups]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # pyarrow warns for each of Petastorm's calls
-        reader = make_reader(
+    with (
+        warnings.catch_warnings(action="ignore", category=FutureWarning),  # pyarrow warns for each of Petastorm's calls
+        make_reader(
             (folder.path / split).as_uri(),
             num_epochs=None,
             shuffle_row_groups=True,
@@ -57,17 +57,14 @@ def petastorm_batches(
             cur_shard=rank,
             shard_count=size,
             workers_count=threads,
-        )
-        try:
-            for step in range(steps):
-                rows = [next(reader) for _ in range(batch_size)]
-                first = (step * size + rank) * batch_size
-                yield Batch(
-                    {name: np.stack([getattr(row, name) for row in rows]) for name in names},
-                    np.stack([getattr(row, LABEL_FIELD) for row in rows]),
-                    np.ones(batch_size, np.float32),
-                    np.arange(first, first + batch_size),
-                )
-        finally:
-            reader.stop()
-            reader.join()
+        ) as reader,
+    ):
+        for step in range(steps):
+            rows = [next(reader) for _ in range(batch_size)]
+            first = (step * size + rank) * batch_size
+            yield Batch(
+                {name: np.stack([getattr(row, name) for row in rows]) for name in names},
+                np.stack([getattr(row, LABEL_FIELD) for row in rows]),
+                np.ones(batch_size, np.float32),
+                np.arange(first, first + batch_size),
+            )
