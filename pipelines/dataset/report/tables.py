@@ -140,11 +140,8 @@ def _split_names(manifest: Manifest) -> list[str]:
 
 
 def _readable(size: int) -> str:
-    value, unit = size / 2**10, "KiB"
-    for larger in ("MiB", "GiB", "TiB"):
-        if value >= 1024:
-            value, unit = value / 1024, larger
-    return f"{value:,.1f} {unit}"
+    step = min(max(1, (size.bit_length() - 1) // 10), 4)
+    return f"{size / 2 ** (10 * step):,.1f} {('KiB', 'MiB', 'GiB', 'TiB')[step - 1]}"
 
 
 def classes_by_frequency(counts: Sequence[int], limit: int) -> list[int]:
