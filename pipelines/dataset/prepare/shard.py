@@ -1,9 +1,8 @@
 """One shard: planned on the driver, and written atomically by one Spark task."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -102,7 +101,11 @@ def write_shard(plan: ShardPlan, archive: Archive, dataset: Location | Path | st
     """
     folder = Location.at(dataset)
     unusable = {row["id"] for row in plan.unusable}
-    index = plan.table
+    index, description = plan.table, archive.description
+    schema = arrow_schema(description.groups, len(description.class_names), kept_fields(index.schema))
+    # Remote storage has a long latency.
+    is_remote = is_url(archive.root)
+    window = _REMOTE_READS if is_remote else 1
     samples = [
         {**sample, "row": row}
         for row, sample in enumerate(index.select(["id", "labels", "paths"]).to_pylist())
@@ -110,11 +113,14 @@ def write_shard(plan: ShardPlan, archive: Archive, dataset: Location | Path | st
     ]
     # Not flushed to disk for each shard: a file that a power cut damaged is found by its size, or by its reader.
     with folder.new_file(plan.file, flush=False) as path:
-        rows = _RowGroups(plan, index, archive.description, path)
-        with rows, _reader(archive) as (read, window):
+        with pq.ParquetWriter(path, schema, **PARQUET_OPTIONS) as writer, ThreadPoolExecutor(window) as pool:
+            rows = _RowGroups(plan, index, description, writer)
+            read_one = partial(try_to_read, archive)
+            read: _Read = partial(pool.map, read_one) if is_remote else partial(map, read_one)
             while samples:
                 batch, samples = samples[: rows.room(window)], samples[rows.room(window) :]
                 rows.add(batch, read)
+            rows.flush()
         written = rows.written(path.stat().st_size)  # this finds lost rows before the file gets its name
         # The marker also comes first; the size makes it valid only once the file exists. Otherwise, after a kill in
         # between, nobody would know the content of a file that replaced another one.
@@ -145,91 +151,71 @@ def rejection(sample_id: str, error: BadRecordError) -> dict[str, str]:
     return {"id": sample_id, "file": error.file, "reason": error.reason, "detail": error.detail}
 
 
-@contextmanager
-def _reader(archive: Archive) -> Iterator[tuple[_Read, int]]:
-    """Return the function that reads samples, and how many it reads at once: remote storage has a long latency."""
-    read_one = partial(try_to_read, archive)
-    if not is_url(archive.root):
-        yield partial(map, read_one), 1
-        return
-    with ThreadPoolExecutor(_REMOTE_READS) as pool:
-        yield partial(pool.map, read_one), _REMOTE_READS
-
-
 class _RowGroups:
     """Rows in buffers of one row group, and the counts that are collected on the way."""
 
-    def __init__(self, plan: ShardPlan, index: pa.Table, description: ArchiveDescription, path: Path) -> None:
-        self._index, self._class_names = index, description.class_names
-        class_count = len(description.class_names)
+    def __init__(
+        self, plan: ShardPlan, index: pa.Table, description: ArchiveDescription, writer: pq.ParquetWriter
+    ) -> None:
+        self._index, self._class_names, self._writer = index, description.class_names, writer
         self._plan, self._capacity = plan, min(plan.rows_per_group, plan.rows)
-        self._fields = fixed_fields(description.groups, class_count)
+        self._fields = fixed_fields(description.groups, len(description.class_names))
         self._columns = {name: ColumnBuffer(*field, self._capacity) for name, field in self._fields.items()}
         self._checksums = np.zeros(self._capacity, np.uint32)
         self._digest = hashlib.sha256()
         names = [group.name for group in description.groups]
         self._images = [{name: self._columns[name].row(place) for name in names} for place in range(self._capacity)]
-        self._class_counts = np.zeros(class_count, np.int64)
+        self._class_counts = np.zeros(len(description.class_names), np.int64)
         self._sums: dict[str, BandSums] = {}
         self._row_groups: list[int] = []
         self._rejected = list(plan.unusable)
-        self._ids: list[str] = []
         self._index_rows: list[int] = []
         self._georeferences: list[Georeference | None] = []
-        self._schema = arrow_schema(description.groups, class_count, kept_fields(index.schema))
-        self._writer = pq.ParquetWriter(path, self._schema, **PARQUET_OPTIONS)
-
-    def __enter__(self) -> None:
-        """Close the file at the end, also after an error."""
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        try:
-            if self._ids and kind is None:
-                self._flush()
-        finally:
-            self._writer.close()
 
     def room(self, most: int) -> int:
         """Return how many more samples the row group takes, at most `most`."""
-        return min(most, self._capacity - len(self._ids))
+        return min(most, self._capacity - len(self._index_rows))
 
     def add(self, samples: list[dict[str, Any]], read: _Read) -> None:
         """Read samples into the next rows; the rows after a bad one move up."""
-        first = len(self._ids)
+        first = len(self._index_rows)
         places = self._images[first : first + len(samples)]
         for sample, image, result in zip(samples, places, read(samples, places), strict=True):
             if isinstance(result, BadRecordError):
                 self._rejected.append(rejection(sample["id"], result))
                 continue
-            row = self._images[len(self._ids)]
+            number = len(self._index_rows)
+            row = self._images[number]
             if row is not image:
                 for name, pixels in image.items():
                     row[name][...] = pixels
-            labels = self._columns[LABEL_FIELD].row(len(self._ids))
+            labels = self._columns[LABEL_FIELD].row(number)
             labels[:] = 0
             labels[sample["labels"]] = 1
             self._class_counts += labels
             # The pixels are still in the processor's cache here.
-            self._checksums[len(self._ids)] = row_checksum([labels.data, *(pixels.data for pixels in row.values())])
-            self._ids.append(sample["id"])
+            self._checksums[number] = row_checksum([labels.data, *(pixels.data for pixels in row.values())])
             self._index_rows.append(sample["row"])
             self._georeferences.append(result)
-        if len(self._ids) == self._capacity:
-            self._flush()
+        if len(self._index_rows) == self._capacity:
+            self.flush()
 
-    def _flush(self) -> None:
-        rows = len(self._ids)
+    def flush(self) -> None:
+        """Write the rows in the buffers, if there are any, as a row group."""
+        rows = len(self._index_rows)
+        if rows == 0:
+            return
         for name in self._images[0]:
             added = BandSums.of(self._columns[name].values(rows))
             self._sums[name] = self._sums[name] + added if name in self._sums else added
         columns = [column.arrow(rows) for column in self._columns.values()]
-        metadata = metadata_columns(self._index.take(self._index_rows), self._class_names, self._georeferences)
-        arrays = [pa.array(self._ids, pa.string()), *columns, pa.array(self._checksums[:rows]), *metadata]
-        table = pa.table(arrays, schema=self._schema)
+        samples = self._index.take(self._index_rows)
+        metadata = metadata_columns(samples, self._class_names, self._georeferences)
+        arrays = [samples["id"].combine_chunks(), *columns, pa.array(self._checksums[:rows]), *metadata]
+        table = pa.table(arrays, schema=self._writer.schema)
         self._writer.write_table(table, row_group_size=rows)
         self._digest.update(plain_values(table, self._fields))
         self._row_groups.append(rows)
-        self._ids.clear()
         self._index_rows.clear()
         self._georeferences.clear()
 
