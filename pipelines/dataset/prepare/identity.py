@@ -4,11 +4,9 @@ Two calls with the same identity write the same dataset. The index is stored in 
 """
 
 import hashlib
-import io
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -77,26 +75,7 @@ def describe(description: ArchiveDescription, read_settings: Mapping[str, Settin
 
 
 _COMPARED_AT_ONCE = 4096
-
-
-@dataclass(frozen=True)
-class IndexChanges:
-    """Differences between two indexes, by the ids of the samples."""
-
-    added: list[str]
-    removed: list[str]
-    changed: list[str]
-    """Samples with another split, or other labels, files or metadata."""
-
-    def __bool__(self) -> bool:
-        """Return whether the indexes differ."""
-        return bool(self.added or self.removed or self.changed)
-
-    def __str__(self) -> str:
-        """Return the counts and an example."""
-        first = next(iter(self.added or self.removed or self.changed), "")
-        counts = f"{len(self.added)} samples added, {len(self.removed)} removed, {len(self.changed)} changed"
-        return f"{counts}, for example {first}" if first else counts
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def index_digest(samples: pa.Table) -> str:
@@ -108,24 +87,12 @@ def index_digest(samples: pa.Table) -> str:
     # Equal arrays may have other bytes under their nulls, for example from another version of pyarrow or from Parquet.
     # `take` gives the same bytes in every version.
     samples = samples.take(pa.array(np.arange(len(samples))))
-    sink = _DigestSink()
-    with pa.ipc.new_stream(pa.PythonFile(sink), samples.schema) as writer:
-        writer.write_table(samples.combine_chunks(), max_chunksize=1 << 16)
-    return sink.digest.hexdigest()
-
-
-class _DigestSink(io.RawIOBase):
-    """A writable file that only computes the digest of its content."""
-
-    def __init__(self) -> None:
-        self.digest = hashlib.sha256()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self.digest.update(data)
-        return len(data)
+    # The bytes are those of an Arrow stream, which is never held as a whole.
+    digest = hashlib.sha256(samples.schema.serialize())
+    for batch in samples.combine_chunks().to_batches(max_chunksize=1 << 16):
+        digest.update(batch.serialize())
+    digest.update(_END_OF_STREAM)
+    return digest.hexdigest()
 
 
 def write_index(samples: pa.Table, dataset: Location) -> None:
@@ -144,13 +111,18 @@ def read_index(dataset: Location) -> pa.Table | None:
         return None
 
 
-def compare(before: pa.Table, now: pa.Table, settled: Collection[str]) -> IndexChanges:
-    """Find the samples that are in only one index, and those that differ.
+def compare(before: pa.Table, now: pa.Table, settled: Collection[str]) -> str:
+    """Count the samples that are in only one index, and those that differ.
+
+    Changed samples have another split, or other labels, files or metadata.
 
     Args:
         before: The earlier index.
         now: The current index.
         settled: Ids of the samples in finished shards. For others only another split counts as a difference.
+
+    Returns:
+        The counts and the id of one sample, as a text; empty if the indexes do not differ.
     """
     places = pc.index_in(before["id"].combine_chunks(), now["id"].combine_chunks())
     removed = before["id"].filter(pc.is_null(places)).to_pylist()
@@ -163,7 +135,9 @@ def compare(before: pa.Table, now: pa.Table, settled: Collection[str]) -> IndexC
             for row, other in zip(old.to_pylist(), new.to_pylist(), strict=True):
                 if row["split"] != other["split"] or (row != other and row["id"] in settled):
                     changed.append(row["id"])
-    return IndexChanges(added, removed, changed)
+    examples = added or removed or changed
+    counts = f"{len(added)} samples added, {len(removed)} removed, {len(changed)} changed"
+    return f"{counts}, for example {examples[0]}" if examples else ""
 
 
 def with_known_samples(before: pa.Table, index: ArchiveIndex) -> ArchiveIndex:

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, ArchiveIndex, index_table
@@ -59,13 +60,24 @@ def test_the_digest_is_not_of_what_lies_under_nulls(values_under_nulls: pa.Table
 
 def test_what_is_added_removed_changed_and_moved() -> None:
     now = samples(d=("train", [1]), c=("test", [4]), a=("test", [1]))
-    changes = compare(BEFORE, now, {"a", "b", "c"})
-    assert (changes.added, changes.removed, changes.changed, str(changes)) == (
-        *(["d"], ["b"], ["a", "c"]),
+    both = now.filter(pc.is_in(now["id"], BEFORE["id"].combine_chunks()))
+    assert [
+        compare(BEFORE, now, {"a", "b", "c"}),
+        compare(BEFORE, both, {"a", "b", "c"}),
+        compare(both, now, {"b"}),
+        compare(both, BEFORE.slice(2), {"b", "c"}),
+        compare(BEFORE.slice(2), both.slice(0, 1), {"c"}),
+        compare(BEFORE, samples(b=("train", [9]), a=("test", [1]), c=("test", [4])), {"b"}),
+        compare(BEFORE, BEFORE.take(pa.array([2, 0, 1])), {"a", "b", "c"}),
+    ] == [
         "1 samples added, 1 removed, 2 changed, for example d",
-    )
-    assert compare(BEFORE, now, {"b"}).changed == ["a"]  # in another split it would be in another place
-    assert not compare(BEFORE, BEFORE.take(pa.array([2, 0, 1])), {"a", "b", "c"})
+        "0 samples added, 1 removed, 2 changed, for example b",
+        "1 samples added, 0 removed, 0 changed, for example d",
+        "0 samples added, 1 removed, 1 changed, for example a",
+        "0 samples added, 0 removed, 1 changed, for example c",
+        "0 samples added, 0 removed, 2 changed, for example a",  # in another split it would be in another place
+        "",
+    ]
 
 
 def test_what_is_known_of_files_that_are_gone_is_kept() -> None:
