@@ -120,8 +120,6 @@ def check_apart(archive_root: str, dataset: Location) -> None:
     Raises:
         ValueError: One of them contains the other.
     """
-    if not archive_root:
-        return
     archive = Location.at(archive_root)
     found = relation(dataset, archive)
     if found is not None:
@@ -166,21 +164,18 @@ def relation(folder: Location, other: Location) -> Literal["is", "is in", "conta
 
     Symbolic links and `..` in paths are followed, and the schemes of one store count as the same.
     """
-    if folder.is_local != other.is_local:
-        return None
-    first, second = _parts(folder), _parts(other)
-    shorter = min(len(first), len(second))
-    if first[:shorter] != second[:shorter]:
-        return None
-    return "is" if len(first) == len(second) else "is in" if len(first) > len(second) else "contains"
+    first, second = _real_path(folder), _real_path(other)
+    if first.is_relative_to(second):
+        return "is" if first == second else "is in"
+    return "contains" if second.is_relative_to(first) else None
 
 
 _SAME_STORE = {"s3a": "s3", "gcs": "gs", "abfss": "abfs", "az": "abfs"}
 
 
-def _parts(folder: Location) -> tuple[str, ...]:
-    """Return the folders along the path; symbolic links of a local folder are followed."""
+def _real_path(folder: Location) -> PurePosixPath:
+    """Return the path with the symbolic links of a local folder followed; that of a URL is relative."""
     if folder.is_local:
-        return folder.path.resolve().parts
+        return PurePosixPath(folder.path.resolve())
     scheme, _, rest = folder.url.partition("://")
-    return (_SAME_STORE.get(scheme, scheme), *(part for part in rest.split("/") if part))
+    return PurePosixPath(_SAME_STORE.get(scheme, scheme), rest.lstrip("/"))

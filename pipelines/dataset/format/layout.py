@@ -82,10 +82,6 @@ class RowGroup:
         numbers = [self.file.descriptor, self.file.mapping, *arrays, *self.starts]
         object.__setattr__(self, "entry", np.array(numbers, np.int64))
 
-    def __str__(self) -> str:
-        """Return the names of file and row group, for messages."""
-        return f"{self.file.path}, row group {self.number}"
-
 
 def value_prefix(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bytes:
     """Return the bytes with which every value of a column starts: its length, and the header of its array."""
@@ -133,7 +129,7 @@ def open_row_groups(path: Path, fields: Fields, *, checksums: bool, mapped: bool
         stored = _stored_checksums(file, chunks[CHECKSUM_FIELD], row_group.num_rows, where) if checksums else None
         unchecked = np.ones(row_group.num_rows, bool) if checksums else None
         groups.append(RowGroup(file, number, row_group.num_rows, starts, stored, unchecked))
-        _check_first_row(groups[-1], fields)
+        _check_first_row(groups[-1], fields, where)
     return groups
 
 
@@ -161,8 +157,8 @@ def _stored_checksums(file: OpenFile, chunk: pq.ColumnChunkMetaData, rows: int, 
     return np.frombuffer(stored, np.dtype("<u4"))
 
 
-def _check_first_row(group: RowGroup, fields: Fields) -> None:
+def _check_first_row(group: RowGroup, fields: Fields, where: str) -> None:
     for (name, column), start in zip(fields.items(), group.starts, strict=True):
         prefix = value_prefix(*column)
         if os.pread(group.file.descriptor, len(prefix), start) != prefix:
-            raise LayoutError(f"shard {group}: column {name!r} does not hold {column[1]} arrays of shape {column[0]}")
+            raise LayoutError(f"{where}: column {name!r} does not hold {column[1]} arrays of shape {column[0]}")

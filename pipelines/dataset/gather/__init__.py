@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,14 @@ LEAST_MAPPED_BYTES = 1 << 14
 """Least size of a value that is copied from a map, in bytes; shorter ones are read with fewer system calls."""
 LIBRARY = compiled.Library(Path(__file__).parent).path
 Integers = NDArray[np.int64]
+_INTEGER, _POINTER = ctypes.c_int64, ctypes.c_void_p
+_SIGNATURES: dict[str, list[Any]] = {
+    "groundswell_gather": [_INTEGER, *[_INTEGER] * 2, *[_POINTER] * 5, *[_INTEGER] * 2],
+    "groundswell_crc32c": [ctypes.c_uint32, ctypes.c_char_p, _INTEGER, ctypes.c_uint32, _INTEGER, _POINTER],
+    "groundswell_map": [_INTEGER, _INTEGER, _INTEGER],
+    "groundswell_unmap": [None, _INTEGER, _INTEGER],
+}
+"""Types of the functions of the library: of the result, and of the arguments."""
 
 
 def address(array: NDArray[np.generic]) -> int:
@@ -94,13 +103,9 @@ def load() -> ctypes.CDLL | None:
     library = compiled.load(LIBRARY, _open, "rows are read in Python, which takes longer")
     if library is None:
         return None
-    library.groundswell_gather.argtypes = [*[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 5, *[ctypes.c_int64] * 2]
-    library.groundswell_gather.restype = ctypes.c_int64
-    checksum = library.groundswell_crc32c
-    checksum.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_uint32, ctypes.c_int64, ctypes.c_void_p]
-    checksum.restype = ctypes.c_uint32
-    library.groundswell_map.argtypes = library.groundswell_unmap.argtypes = [ctypes.c_int64] * 2
-    library.groundswell_map.restype, library.groundswell_unmap.restype = ctypes.c_int64, None
+    for name, (result, *arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
     return library
 
 

@@ -168,6 +168,5 @@ class ShardInventory:
 
 def problems(usable: Usable) -> str:
     """Return the reasons for which shards are rewritten."""
-    counts = Counter(usable.problems.values())
-    reasons = [f"{count} shards {reason}" for reason, count in counts.items()]
+    reasons = [f"{count} shards {reason}" for reason, count in Counter(usable.problems.values()).items()]
     return ", ".join(reasons) or "what describes the shards is lost or out of date"

@@ -68,6 +68,7 @@ from pipelines.sample import TRAINING_SPLIT
 from pipelines.storage.folder import Location
 from pipelines.storage.locations import redacted_traceback
 
+_LIMIT = "prepare.max_rejected_fraction"
 _log = logging.getLogger(__name__)
 
 
@@ -166,7 +167,9 @@ class PreparationJob:
             ]
         check_replaceable(self.dataset)
         inventory = self.take_inventory(index, sources)
-        self.check_rejected(inventory.rejected(inventory.written), inventory.total, None)
+        check_rejected(
+            inventory.rejected(inventory.written), inventory.total, _LIMIT, self.max_rejected_fraction, report=None
+        )
         if finished is not None and finished.manifest is not None:
             files_of_finished(self.dataset, finished.manifest)
         staging = self.open(inventory, finished, unfinished, stale, overwrite)
@@ -256,7 +259,9 @@ class PreparationJob:
         check_on_storage(staging, written)
         rejected = inventory.rejected(written)
         write_rejected(rejected, staging)
-        self.check_rejected(rejected, inventory.total, f"{staging}/{REJECTED_FILE}")
+        check_rejected(
+            rejected, inventory.total, _LIMIT, self.max_rejected_fraction, report=f"{staging}/{REJECTED_FILE}"
+        )
         manifest = self.manifest(inventory, written)
         kept = kept_fields(inventory.index.samples.schema)
         for split, shards in manifest.splits.items():
@@ -280,10 +285,6 @@ class PreparationJob:
             write_index(retained.index.samples, staging)
             write_mark(staging, replace(mark, identity=retained.identity))
         return retained
-
-    def check_rejected(self, rejected: list[dict[str, str]], total: int, report: str | None) -> None:
-        """Make sure that at most the allowed part of the records is bad."""
-        check_rejected(rejected, total, "prepare.max_rejected_fraction", self.max_rejected_fraction, report)
 
     def manifest(self, inventory: ShardInventory, written: dict[str, WrittenShard]) -> Manifest:
         """Describe the dataset of these shards."""

@@ -41,8 +41,8 @@ def checked_index(archive: Archive, dataset: Location | Path | str) -> ArchiveIn
         root.check()
         if not root.exists():
             raise FileNotFoundError(f"archive.root={root} does not exist")
-    check_apart(archive.root, dataset)
-    check_apart(archive.root, staging_of(dataset))
+        check_apart(archive.root, dataset)
+        check_apart(archive.root, staging_of(dataset))
     with disk_errors(dataset):
         if find_finished(dataset) is None:  # a finished one may lie where it can only be read
             check_place(dataset, "dataset.path")
