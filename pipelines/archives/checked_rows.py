@@ -38,8 +38,9 @@ class CheckedRows:
             file: The bad file per row; by default the row's `file`.
         """
         bad = pc.fill_null(bad, True)
-        self._rejected.append(self._report(bad, reason, detail, file))
-        self.rows = self.rows.filter(pc.invert(bad))
+        if pc.any(bad).as_py():  # a copy of half a million rows takes time
+            self._rejected.append(self._report(bad, reason, detail, file))
+            self.rows = self.rows.filter(pc.invert(bad))
 
     def reject_repeated_ids(self) -> None:
         """Reject every row with the id of the row before; the rows must be sorted by id."""

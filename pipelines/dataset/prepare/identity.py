@@ -4,9 +4,11 @@ Two calls with the same identity write the same dataset. The index is stored in 
 """
 
 import hashlib
+import io
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -75,7 +77,6 @@ def describe(description: ArchiveDescription, read_settings: Mapping[str, Settin
 
 
 _COMPARED_AT_ONCE = 4096
-_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def index_digest(samples: pa.Table) -> str:
@@ -87,12 +88,24 @@ def index_digest(samples: pa.Table) -> str:
     # Equal arrays may have other bytes under their nulls, for example from another version of pyarrow or from Parquet.
     # `take` gives the same bytes in every version.
     samples = samples.take(pa.array(np.arange(len(samples))))
-    # The bytes are those of an Arrow stream, which is never held as a whole.
-    digest = hashlib.sha256(samples.schema.serialize())
-    for batch in samples.combine_chunks().to_batches(max_chunksize=1 << 16):
-        digest.update(batch.serialize())
-    digest.update(_END_OF_STREAM)
-    return digest.hexdigest()
+    sink = _DigestSink()
+    with pa.ipc.new_stream(pa.PythonFile(sink), samples.schema) as writer:
+        writer.write_table(samples.combine_chunks(), max_chunksize=1 << 16)
+    return sink.digest.hexdigest()
+
+
+class _DigestSink(io.RawIOBase):
+    """A writable file that only computes the digest of its content."""
+
+    def __init__(self) -> None:
+        self.digest = hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return len(data)
 
 
 def write_index(samples: pa.Table, dataset: Location) -> None:
