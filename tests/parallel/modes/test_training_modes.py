@@ -5,62 +5,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.parallel.ring import on_ring
+from tests.parallel.ring import Trainee, on_ring
 
 pytestmark = [pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(600)]
 
 RANKS, STEPS, RATE = 2, 12, 0.1
 
 
-class Ring:
+class Ring(Trainee):
     """One rank's trainings on fixed batches; every method gives the same kind of result."""
 
-    def __init__(self, ranks: int, steps: int, rate: float) -> None:
-        from pipelines.training.ranks.collective import HorovodCollective
-
-        self.collective = HorovodCollective()
-        assert self.collective.size == ranks
-        self.steps, self.rate = steps, rate
-
-    def model(self) -> Any:
-        import keras
-
-        keras.utils.set_random_seed(0)
-        inputs = keras.Input((8, 8, 3), name="bands")
-        features = keras.layers.Conv2D(8, 3, activation="relu")(inputs)
-        return keras.Model({"bands": inputs}, keras.layers.Dense(4)(keras.layers.Flatten()(features)))
-
-    def batches(self, *, same: bool) -> list[tuple[Any, Any]]:
-        """This rank's batches, or rank 0's on every rank."""
-        import tensorflow as tf
-
-        random, rank, drawn = np.random.default_rng(1), 0 if same else self.collective.rank, []
-        for _ in range(self.steps):
-            images = random.standard_normal((2, 8, 8, 8, 3)).astype(np.float32)
-            targets = random.integers(0, 2, (2, 8, 4)).astype(np.float32)
-            drawn.append(({"bands": tf.constant(images[rank])}, tf.constant(targets[rank])))
-        return drawn
+    rate = RATE
 
     def train(self, chosen: str, optimizer: str, *, codec: str = "none", same: bool = False) -> dict[str, Any]:
         """Train; how far every weight moved, the weights after each step, and the payload of each step."""
-        from conf.load import resolve
-        from models.losses import classification_loss
-        from pipelines.training.ranks.stop import StopAgreement
-        from pipelines.training.setup.recipe import make_mode
-
         sets = [
             f"training.mode={chosen}",
             f"optimizer={optimizer}",
             f"exchange.codec={codec}",
             "exchange.dense_below=0",
         ]
-        config, model = resolve("smoke", sets), self.model()
-        stop, loss = StopAgreement(self.collective, requested=lambda: False), classification_loss("multi_label")
-        mode = make_mode(config, model, loss, self.collective, steps_per_epoch=self.steps, stop=stop)
-        mode.begin(0)
-        mode.optimizer.learning_rate = self.rate
+        model, mode = self.begin(sets, self.rate, STEPS)
         start, weights, payloads = [np.array(each) for each in model.trainable_variables], [], []
-        for batch in self.batches(same=same):
+        for batch in self.batches(STEPS, RANKS, same=same):
             mode.step(*batch)
             weights.append([np.array(each) for each in model.trainable_variables])
             payloads.append(mode.exchange.metrics().payload_bytes)
@@ -69,19 +36,13 @@ class Ring:
 
     def by_hand(self, every: int, rate: float, momentum: float, kind: str, *, adamw: bool = False) -> dict[str, Any]:
         """The published rules in float64: BMUF (`classical`, `nesterov`), DiLoCo; inside plain SGD, or AdamW."""
-        import tensorflow as tf
-
-        from models.losses import classification_loss
-
-        model, loss = self.model(), classification_loss("multi_label")
+        model = self.model()
         variables = model.trainable_variables
         start = anchor = [np.array(each, np.float64) for each in variables]
         speed = [np.zeros_like(each) for each in start]
         first, second = ([np.zeros_like(each) for each in start] for _ in range(2))
-        for number, (images, targets) in enumerate(self.batches(same=False), start=1):
-            with tf.GradientTape() as tape:
-                value = tf.reduce_mean(loss(targets, model(images, training=True)))
-            ways = [np.array(each, np.float64) for each in tape.gradient(value, [v.value for v in variables])]
+        for number, (images, targets) in enumerate(self.batches(STEPS, RANKS), start=1):
+            ways = self.gradients(model, images, targets)
             if adamw:  # Loshchilov and Hutter (2019), algorithm 2, without weight decay
                 first = [0.9 * m + 0.1 * g for m, g in zip(first, ways, strict=True)]
                 second = [0.999 * v + 0.001 * g**2 for v, g in zip(second, ways, strict=True)]
@@ -109,31 +70,26 @@ class Ring:
 
     def delayed_by_hand(self, momentum: float) -> dict[str, Any]:
         """Momentum SGD in float64 by the mean gradient of all ranks, which each step applies one step late."""
-        import tensorflow as tf
-
-        from models.losses import classification_loss
-
-        model, loss = self.model(), classification_loss("multi_label")
+        model = self.model()
         variables = model.trainable_variables
         start = [np.array(each, np.float64) for each in variables]
         held, speed = start, [np.zeros_like(each) for each in start]
         pending: list[Any] | None = None
-        for images, targets in self.batches(same=False):
-            with tf.GradientTape() as tape:
-                value = tf.reduce_mean(loss(targets, model(images, training=True)))
-            gradients = tape.gradient(value, [variable.value for variable in variables])
+        for images, targets in self.batches(STEPS, RANKS):
+            gradients = self.gradients(model, images, targets)
             if pending is not None:
                 speed = [momentum * v - self.rate * g for v, g in zip(speed, pending, strict=True)]
                 held = [w + v for w, v in zip(held, speed, strict=True)]
                 for variable, each in zip(variables, held, strict=True):
                     variable.assign(each.astype(np.float32))
-            pending = [self.collective.sum(np.array(each, np.float64)) / self.collective.size for each in gradients]
+            pending = [self.collective.sum(each) / self.collective.size for each in gradients]
         return {"moved": [after - before for after, before in zip(held, start, strict=True)]}
 
 
-def trainings(ranks: int, steps: int, rate: float) -> dict[str, Any]:
+def trainings() -> dict[str, Any]:
     """Every training that the tests below compare, on one ring."""
-    ring, slow = Ring(ranks, steps, rate), Ring(ranks, steps, rate / 100)
+    ring, slow = Ring(), Ring()
+    slow.rate = RATE / 100
     plain = "{name: sgd, momentum: 0.0, nesterov: false, weight_decay: 0.0}"
     momentum = "{name: sgd, momentum: 0.9, nesterov: false, weight_decay: 0.0}"
     nesterov = "{name: sgd, momentum: 0.9, nesterov: true, weight_decay: 0.0}"
@@ -162,7 +118,7 @@ def trainings(ranks: int, steps: int, rate: float) -> dict[str, Any]:
         "diloco, adamw": slow.train(local(4, "{rate: 0.7, momentum: 0.9}"), adamw),
         "diloco, adamw by hand": slow.by_hand(4, 0.7, 0.9, "diloco", adamw=True),
         "same data": ring.train(local(6), momentum, same=True),
-        "post-local, never local": ring.train(local(4, after=steps), momentum),
+        "post-local, never local": ring.train(local(4, after=STEPS), momentum),
         "post-local": ring.train(local(4, after=5), momentum),
         "delayed": ring.train("delayed", momentum),
         "delayed by hand": ring.delayed_by_hand(0.9),
@@ -189,7 +145,7 @@ def _alone(ring: Ring, optimizer: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def everyones() -> list[dict[str, Any]]:
     """What `trainings` gives on each rank."""
-    return on_ring(RANKS, trainings, RANKS, STEPS, RATE)
+    return on_ring(RANKS, trainings)
 
 
 def difference(first: dict[str, Any], second: dict[str, Any]) -> float:
