@@ -34,24 +34,24 @@ def relative(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> flo
 
 
 def accumulation(*, smoke: bool) -> dict[str, float]:
-    """Weights and statistics after 4 steps of 32 samples, as 4 micro-batches of 8 or on more ranks."""
+    """How far weights moved in 4 steps of 32 samples, and the statistics: as 4 micro-batches of 8 or on more ranks."""
     test = importlib.import_module("test_accumulation")
-    (alone,) = run(1, test, test.train_each, 1, 4, test.MICRO_BATCH, test.PARTS, test.STEPS)
-    found = {"2 ranks x 2": largest(test.trained_on(2, 2)[0], alone[0])}
+    (alone,) = run(1, test, test.train, 1, 4, *test.ALIKE)
+    found = {"2 ranks x 2": largest(test.trained_on(2, 1, 2, *test.ALIKE), alone)}
     if not smoke:
-        found["4 ranks x 1"] = largest(test.trained_on(4, 1)[0], alone[0])
+        found["4 ranks x 1"] = largest(test.trained_on(4, 1, 1, *test.ALIKE), alone)
     return found
 
 
 def batch_norm(*, smoke: bool) -> dict[str, float]:
     """How far weights moved in 3 steps of 16 samples, and the statistics, beside one rank."""
-    test = importlib.import_module("test_batch_norm_ranks")
-    (whole,) = run(1, test, test.train, 1, 1, test.GLOBAL_BATCH, test.STEPS)
-    found = {"2 ranks x 8, over all": relative(test.trained_on(2, 2, 1), whole)}
+    test = importlib.import_module("test_accumulation")
+    (whole,) = run(1, test, test.train, 1, 1, *test.BRIGHTER)
+    found = {"2 ranks x 8, over all": relative(test.trained_on(2, 2, 1, *test.BRIGHTER), whole)}
     if not smoke:
-        found["2 ranks x 8, per worker"] = relative(test.trained_on(2, 1, 1), whole)
-        (parts,) = run(1, test, test.train, 1, 4, test.GLOBAL_BATCH, test.STEPS)
-        found["4 ranks x 2 x 2, groups of 2"] = relative(test.trained_on(4, 2, 2), parts)
+        found["2 ranks x 8, per worker"] = relative(test.trained_on(2, 1, 1, *test.BRIGHTER), whole)
+        (parts,) = run(1, test, test.train, 1, 4, *test.BRIGHTER)
+        found["4 ranks x 2 x 2, groups of 2"] = relative(test.trained_on(4, 2, 2, *test.BRIGHTER), parts)
     return found
 
 
@@ -79,9 +79,9 @@ def first_steps(test: Any, precisions: tuple[str, ...]) -> list[tuple[float, np.
 
     collective, found = HorovodCollective(), []
     for name in precisions:
-        model, _, _, step = test.build(name, collective)
+        model, mode, _ = test.build(name, collective)
         start = [np.array(variable) for variable in model.trainable_variables]
-        loss = float(step(*test.batch(0)))
+        loss = float(mode.step(*test.batch(0)))
         moved = [np.ravel(v) - np.ravel(s) for v, s in zip(model.trainable_variables, start, strict=True)]
         found.append((loss, np.concatenate(moved)))
     return found

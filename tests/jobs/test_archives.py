@@ -19,10 +19,8 @@ from jobs.train import train
 from models.losses import classification_loss
 from pipelines.dataset.format.manifest import Manifest, read_manifest
 from pipelines.dataset.read.reader import SplitReader, training_batches
-from pipelines.training.modes.synchronous import Synchronous
 from pipelines.training.ranks.collective import HorovodCollective
-from pipelines.training.setup.recipe import make_exchange, make_model, make_optimizer
-from pipelines.training.step.step import make_train_step
+from pipelines.training.setup.recipe import make_mode, make_model
 from pipelines.training.step.tensors import image_tensors
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(240)]
@@ -112,14 +110,6 @@ def test_a_step_on_every_other_archive(
     config, manifest = prepared(archive, tmp_path, small_network)
     assert [group.shape for group in manifest.groups] == shapes
     model = make_model(config, manifest)
-    optimizer, exchange = make_optimizer(config.optimizer, model), make_exchange(config, HorovodCollective())
-    step = make_train_step(
-        model,
-        classification_loss(manifest.task),
-        optimizer,
-        exchange,
-        Synchronous(optimizer, exchange),
-        jit_compile=False,
-    )
+    mode = make_mode(config, model, classification_loss(manifest.task), HorovodCollective(), steps_per_epoch=1)
     batch = next(training_batches(SplitReader(config.dataset.path, "train"), seed=0, epoch=0, global_batch_size=4))
-    assert np.isfinite(float(step(image_tensors(batch.images), tf.convert_to_tensor(batch.targets, tf.float32))))
+    assert np.isfinite(float(mode.step(image_tensors(batch.images), tf.convert_to_tensor(batch.targets, tf.float32))))

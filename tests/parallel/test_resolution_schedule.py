@@ -22,10 +22,8 @@ def moved_by(global_batch: int, sizes: list[int]) -> list[Any]:
     from models.layers.preprocessing import InputGroup
     from models.losses import classification_loss
     from models.networks.model import build_model
-    from pipelines.training.modes.synchronous import Synchronous
     from pipelines.training.ranks.collective import HorovodCollective, ranks_of_job
-    from pipelines.training.setup.recipe import make_exchange, make_optimizer
-    from pipelines.training.step.step import make_train_step
+    from pipelines.training.setup.recipe import make_mode
 
     collective = HorovodCollective(ranks_of_job())
     keras.utils.set_random_seed(0)
@@ -42,23 +40,15 @@ def moved_by(global_batch: int, sizes: list[int]) -> list[Any]:
     model = build_model([group], resizes=True, **network, **rest)
     if collective.size > 1:
         normalise_over(model, collective.group)
-    optimizer, exchange = make_optimizer(config.optimizer, model), make_exchange(config, collective)
-    optimizer.learning_rate = 0.05
-    step = make_train_step(
-        model,
-        classification_loss("multi_label"),
-        optimizer,
-        exchange,
-        Synchronous(optimizer, exchange),
-        jit_compile=False,
-    )
+    mode = make_mode(config, model, classification_loss("multi_label"), collective, steps_per_epoch=len(sizes))
+    mode.optimizer.learning_rate = 0.05
     start = [np.array(variable) for variable in model.trainable_variables]
     random, part = np.random.default_rng(0), global_batch // collective.size
     mine = slice(collective.rank * part, (collective.rank + 1) * part)
     for size in np.repeat(sizes, 2).tolist():
         images = random.integers(0, 256, (global_batch, 32, 32, 3)).astype(np.uint8)
         targets = random.integers(0, 2, (global_batch, 4)).astype(np.float32)
-        step({"rgb": tf.constant(images[mine])}, tf.constant(targets[mine]), None, (size, size))
+        mode.step({"rgb": tf.constant(images[mine])}, tf.constant(targets[mine]), None, (size, size))
     moved = [np.array(variable) - old for variable, old in zip(model.trainable_variables, start, strict=True)]
     return [*moved, *(np.array(variable) for variable in model.non_trainable_variables)]
 

@@ -18,27 +18,28 @@ import tensorflow as tf
 
 from conf.load import load
 from jobs.shell.display import TrainingDisplay
-from pipelines.dataset.format.manifest import Manifest, Shard, Split
-from pipelines.sample import TRAINING_SPLIT, ImageGroup
+from pipelines.sample import TRAINING_SPLIT
 from pipelines.tracking.journal.system import SystemSampler
 from pipelines.tracking.metrics import VALIDATION_GROUP
 from pipelines.tracking.models.model_metadata import ModelMetadata
 from pipelines.tracking.models.models import log_model
 from pipelines.tracking.store.store import TrackedRun, TrackingError, worker_environment
 from pipelines.training.driver.run import recorded_run
-from pipelines.training.modes.synchronous import Synchronous
 from pipelines.training.ranks.results import Evaluation, TrainingSummary
 from pipelines.training.record.epoch_metrics import epoch_metrics
 from pipelines.training.record.observer import StepMeasurements
 from pipelines.training.record.phases import divide
 from pipelines.training.record.run_recorder import RunRecorder
+from pipelines.training.setup.recipe import make_mode
 from pipelines.training.step.loop import EpochResult
-from pipelines.training.step.step import Step, StepClocks, make_train_step
-from tests.benchmarks.parts.training import Alone, exchange_of, timed
+from pipelines.training.step.step import Step, StepClocks
+from tests.benchmarks.parts.training import Alone, timed
 from tests.patience import patient
+from tests.pipelines.training.manifests import rgb_manifest
 
 STEP_SECONDS = 0.05
 _CLASSES = [f"class {number}" for number in range(19)]
+_MANIFEST = rgb_manifest(splits={TRAINING_SPLIT: (64,) * 19}, task="multi_label", class_names=tuple(_CLASSES))
 _THREADS = ("tracking", "pictures", "system")
 _RATE = 0.1
 
@@ -103,7 +104,7 @@ def train(
         stack.enter_context(mock.patch("jobs.shell.display.say", told.append))
         stack.enter_context(mock.patch("pipelines.training.record.run_recorder.tell", display))
         stack.enter_context(suppress(TrackingError))  # what the store has not taken is in the journal
-        driver = stack.enter_context(recorded_run(config, manifest(), display.tracking))
+        driver = stack.enter_context(recorded_run(config, _MANIFEST, display.tracking))
         with mock.patch.dict(os.environ, {} if offline else worker_environment()):
             record = RunRecorder(driver.run, driver.checkpoints, lambda step: _RATE, start_step=0)
             measurements = StepMeasurements(StepClocks(), record)
@@ -147,28 +148,9 @@ def seconds_of_figures(steps: int) -> float:
 def _small_step(clocks: StepClocks | None) -> Step:
     image = keras.Input((16,), name="image")
     model = keras.Model({"image": image}, keras.layers.Dense(16)(image))
-    optimizer = keras.optimizers.SGD(_RATE)
-    optimizer.build(model.trainable_variables)
-    loss, exchange = keras.losses.mean_squared_error, exchange_of(Alone())
-    return make_train_step(
-        model, loss, optimizer, exchange, Synchronous(optimizer, exchange), jit_compile=False, clocks=clocks
-    )
-
-
-def manifest() -> Manifest:
-    """A dataset of 19 classes."""
-    shard = Shard(file="train/part-0.parquet", row_groups=(64,), size=1, content_digest="0")
-    return Manifest(
-        archive="bigearthnet_v2",
-        task="multi_label",
-        class_names=tuple(_CLASSES),
-        groups=(ImageGroup("bands_10m", (120, 120, 4), "uint16", ("B02", "B03", "B04", "B08")),),
-        splits={TRAINING_SPLIT: Split(shards=(shard,), class_counts=(1,) * len(_CLASSES))},
-        statistics={},
-        settings={"seed": 0},
-        read_settings={},
-        source_fingerprint="0",
-    )
+    config = load("smoke", ["optimizer={name: sgd, momentum: 0.0, nesterov: false, weight_decay: 0.0}"])
+    loss = keras.losses.mean_squared_error
+    return make_mode(config, model, loss, Alone(), steps_per_epoch=1, clocks=clocks).step
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from conf.load import load
 from conf.sections.codecs import ExchangeConfig
 from conf.sections.optimizers import LARSConfig, OneBitAdamConfig
 from models.compression.exchange.exchange import GradientExchange
 from models.losses import classification_loss
-from pipelines.training.modes.synchronous import Synchronous
 from pipelines.training.ranks.collective import HorovodCollective
-from pipelines.training.setup.recipe import make_codec
-from pipelines.training.step.step import make_train_step
+from pipelines.training.setup.recipe import make_codec, make_mode
 
 SHAPES, STEPS = ((40, 30), (30,), (3, 3, 6, 10), (7, 13), ()), 3
 BUCKET_MIB, REPEATS = 0.004, 20
@@ -63,24 +62,23 @@ def train(collective, *, plain):
     keras.utils.set_random_seed(0)
     inputs = keras.Input((8,), name="bands")
     model = keras.Model({"bands": inputs}, keras.layers.Dense(3)(keras.layers.Dense(64, "relu")(inputs)))
-    optimizer = keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)
-    optimizer.build(model.trainable_variables)
-    loss = classification_loss("multi_label")
-    exchange = make_exchange("none", collective, bucket_mib=None)
-    ours = make_train_step(model, loss, optimizer, exchange, Synchronous(optimizer, exchange), jit_compile=False)
+    loss, sgd = classification_loss("multi_label"), "{name: sgd, momentum: 0.9, nesterov: true, weight_decay: 0.0}"
+    config = load("smoke", [f"optimizer={sgd}", "exchange.bucket_mib=null"])
+    mode = make_mode(config, model, loss, collective, steps_per_epoch=5)
+    mode.optimizer.learning_rate = 0.1
 
     @tf.function
     def theirs(images, targets):
         with tf.GradientTape() as tape:
             value = tf.reduce_mean(loss(targets, model(images, training=True)))
         gradients = tape.gradient(value, [variable.value for variable in model.trainable_variables])
-        optimizer.apply(hvd.grouped_allreduce(gradients, op=hvd.Average), model.trainable_variables)
+        mode.optimizer.apply(hvd.grouped_allreduce(gradients, op=hvd.Average), model.trainable_variables)
 
     generator = np.random.default_rng(collective.rank)
     for _ in range(5):
         images = {"bands": tf.constant(generator.normal(size=(4, 8)).astype(np.float32))}
         targets = tf.constant(generator.integers(0, 2, (4, 3)).astype(np.float32))
-        (theirs if plain else ours)(images, targets)
+        (theirs if plain else mode.step)(images, targets)
     return [np.array(variable) for variable in model.trainable_variables]
 
 

@@ -24,10 +24,8 @@ def three_steps(codec: str, global_batch: int, steps: int) -> dict[str, Any]:
     from models.layers.preprocessing import InputGroup
     from models.losses import classification_loss
     from models.networks.model import build_model
-    from pipelines.training.modes.synchronous import Synchronous
     from pipelines.training.ranks.collective import HorovodCollective
-    from pipelines.training.setup.recipe import make_exchange, make_optimizer
-    from pipelines.training.step.step import make_train_step
+    from pipelines.training.setup.recipe import make_mode
 
     collective = HorovodCollective()
     keras.utils.set_random_seed(collective.rank)  # different weights, which the broadcast must make equal
@@ -43,25 +41,16 @@ def three_steps(codec: str, global_batch: int, steps: int) -> dict[str, Any]:
     for variable in model.variables:
         if variable.path.endswith("gamma"):
             variable.assign(tf.ones(variable.shape))
-    optimizer = make_optimizer(config.optimizer, model)
-    optimizer.learning_rate = 0.5
-    collective.broadcast([variable.value for variable in [*model.variables, *optimizer.variables]])
-    exchange = make_exchange(config, collective)
-    step = make_train_step(
-        model,
-        classification_loss("multi_label"),
-        optimizer,
-        exchange,
-        Synchronous(optimizer, exchange),
-        jit_compile=False,
-    )
+    mode = make_mode(config, model, classification_loss("multi_label"), collective, steps_per_epoch=steps)
+    mode.optimizer.learning_rate = 0.5
+    collective.broadcast([variable.value for variable in [*model.variables, *mode.optimizer.variables]])
     random, part = np.random.default_rng(0), global_batch // collective.size
     mine = slice(collective.rank * part, (collective.rank + 1) * part)
     start = [np.array(variable) for variable in model.trainable_variables]
     for _ in range(steps):
         images = random.integers(0, 3000, (global_batch, 16, 16, 3), dtype=np.uint16)
         targets = random.integers(0, 2, (global_batch, 4)).astype(np.float32)
-        step({"bands": tf.constant(images[mine])}, tf.constant(targets[mine]))
+        mode.step({"bands": tf.constant(images[mine])}, tf.constant(targets[mine]))
     return {"weights": [np.array(variable) for variable in model.trainable_variables], "start": start}
 
 

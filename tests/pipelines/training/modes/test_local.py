@@ -6,31 +6,19 @@ import keras
 import pytest
 
 from conf.load import load
-from pipelines.training.modes.local import LocalUpdates
-from pipelines.training.setup.recipe import make_exchange
+from pipelines.training.setup.recipe import make_mode
 
 
-def local_updates(one_rank: Any, rate: float) -> LocalUpdates:
-    inputs = keras.Input((2,))
-    model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
-    optimizer = keras.optimizers.SGD(0.1)
-    optimizer.build(model.trainable_variables)
-    return LocalUpdates(
-        model,
-        optimizer,
-        make_exchange(load("smoke"), one_rank),
-        None,
-        steps_per_epoch=4,
-        every_steps=2,
-        local_after_steps=0,
-        rate=rate,
-        momentum=0.9,
-        nesterov=True,
-    )
+def local_mode(one_rank: Any, rate: float) -> Any:
+    inputs = keras.Input((2,), name="a")
+    model = keras.Model({"a": inputs}, keras.layers.Dense(1)(inputs))
+    mode = f"training.mode={{name: local, every_steps: 2, outer: {{rate: {rate}, momentum: 0.9}}}}"
+    config = load("smoke", [mode, "optimizer=sgd"])
+    return make_mode(config, model, keras.losses.mean_squared_error, one_rank, steps_per_epoch=4)
 
 
 def test_a_resumed_run_takes_the_outer_rate_that_is_set_now(one_rank: Any) -> None:
-    before, after = local_updates(one_rank, 1.0), local_updates(one_rank, 0.7)
+    before, after = local_mode(one_rank, 1.0), local_mode(one_rank, 0.7)
     for old, new in zip(before.shared, after.shared, strict=True):  # as from a checkpoint
         new.assign(old)
     after.begin(0)

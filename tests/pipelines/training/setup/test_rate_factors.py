@@ -10,9 +10,7 @@ from keras import ops
 
 from conf.load import load
 from models.networks.warm_start import rate_factors
-from pipelines.training.modes.synchronous import Synchronous
-from pipelines.training.setup.recipe import make_exchange, make_optimizer, make_rate_factors
-from pipelines.training.step.step import make_train_step
+from pipelines.training.setup.recipe import make_mode, make_rate_factors
 
 STEPS = 5
 
@@ -27,21 +25,14 @@ def two_layers() -> keras.Model:
 def weights_after(optimizer: str, rate: float, factors: str, one_rank: Any) -> dict[str, np.ndarray]:
     """The weights of each layer after some steps."""
     config, model = load("smoke", [f"optimizer={optimizer}", f"warm_start.rate_factors={factors}"]), two_layers()
-    made = make_optimizer(config.optimizer, model)
-    made.learning_rate = rate
-    step = make_train_step(
-        model,
-        lambda targets, logits: ops.mean(logits * targets, axis=-1),
-        made,
-        make_exchange(config, one_rank),
-        Synchronous(made, make_exchange(config, one_rank)),
-        jit_compile=False,
-        rate_factors=make_rate_factors(config.warm_start, model),
+    mode = make_mode(
+        config, model, lambda targets, logits: ops.mean(logits * targets, axis=-1), one_rank, steps_per_epoch=STEPS
     )
+    mode.optimizer.learning_rate = rate
     random = np.random.default_rng(0)
     for _ in range(STEPS):
         images = {"a": tf.constant(random.normal(size=(6, 4)).astype(np.float32))}
-        step(images, tf.constant(random.normal(size=(6, 3)).astype(np.float32)))
+        mode.step(images, tf.constant(random.normal(size=(6, 3)).astype(np.float32)))
     return {layer.name: np.array(layer.kernel) for layer in model.layers if layer.weights}
 
 

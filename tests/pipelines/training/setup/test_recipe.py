@@ -33,10 +33,8 @@ from pipelines.dataset.format.manifest import Manifest
 from pipelines.training.modes.delayed import Delayed
 from pipelines.training.modes.local import LocalUpdates
 from pipelines.training.modes.parameter_server import ParameterServer
-from pipelines.training.modes.synchronous import Synchronous
 from pipelines.training.modes.table import MODES
-from pipelines.training.setup.recipe import make_exchange, make_model, make_optimizer
-from pipelines.training.step.step import make_train_step
+from pipelines.training.setup.recipe import make_exchange, make_mode, make_model, make_optimizer
 
 # What makes a choice valid: settings without a default, and the other half of a pair.
 NEEDS = {
@@ -279,22 +277,13 @@ def test_a_new_codec_optimizer_and_network_are_a_line_in_a_table(
         }
     )
     model = make_model(config, manifest)
-    optimizer = make_optimizer(config.optimizer, model)
-    optimizer.learning_rate = 1.0
-    exchange = make_exchange(config, one_rank)
-    step = make_train_step(
-        model,
-        classification_loss("single_label"),
-        optimizer,
-        exchange,
-        Synchronous(optimizer, exchange),
-        jit_compile=False,
-    )
+    mode = make_mode(config, model, classification_loss("single_label"), one_rank, steps_per_epoch=1)
+    mode.optimizer.learning_rate = 1.0
     (kernel,) = model.trainable_variables
     kernel.assign(tf.zeros(kernel.shape))
     images = tf.ones((2, 32, 32, 3), tf.uint8)  # the mean: normalised to 0, but for one pixel
     images = tf.tensor_scatter_nd_update(images, [[0, 0, 0, 0], [1, 0, 0, 0]], tf.constant([3, 3], tf.uint8))
-    step({"rgb": images}, tf.constant([[1.0, 0.0], [1.0, 0.0]]))
+    mode.step({"rgb": images}, tf.constant([[1.0, 0.0], [1.0, 0.0]]))
     # The pixel is 2 and the probabilities are 1/2: the gradient is 2 * (-1/2, 1/2), half of which is applied.
     np.testing.assert_allclose(kernel[0], [0.5, -0.5], rtol=1e-6)
     assert np.count_nonzero(kernel) == 2

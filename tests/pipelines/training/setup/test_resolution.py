@@ -12,11 +12,8 @@ from conf.schema import RunConfig
 from models.losses import classification_loss
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.sample import ImageGroup
-from pipelines.training.modes.synchronous import Synchronous
-from pipelines.training.setup.recipe import make_exchange, make_model, make_optimizer
+from pipelines.training.setup.recipe import make_mode, make_model
 from pipelines.training.setup.resolution import described_sizes, scaled_epochs, trained_sizes
-from pipelines.training.step.accumulation import Accumulation
-from pipelines.training.step.step import make_accumulate, make_train_step
 
 HALF = "{until: {fraction: 0.4}, scale: 0.5}"
 THREE_QUARTERS = "{until: {fraction: 0.8}, scale: 0.75}"
@@ -147,17 +144,12 @@ def test_a_step_of_a_size_is_compiled_when_it_is_needed_and_not_again(
     chosen = config(HALF, settings=(CIFAR, f"exchange.codec={codec}", "input.augmentation=flips"))
     keras.utils.set_random_seed(0)
     model = make_model(chosen, manifest)
-    optimizer = make_optimizer(chosen.optimizer, model)
-    optimizer.learning_rate = 0.1
-    exchange, loss = make_exchange(chosen, one_rank), classification_loss("single_label")
-    sums = Accumulation(model, micro_batches) if micro_batches > 1 else None
-    step: Any = make_train_step(
-        model, loss, optimizer, exchange, Synchronous(optimizer, exchange), jit_compile=False, accumulation=sums
-    )
-    accumulate: Any = make_accumulate(model, loss, sums, jit_compile=False) if sums else None
+    loss = classification_loss("single_label")
+    mode: Any = make_mode(chosen, model, loss, one_rank, steps_per_epoch=1, micro_batches=micro_batches)
+    mode.optimizer.learning_rate = 0.1
     images = {"rgb": tf.constant(np.random.default_rng(0).integers(0, 255, (4, 32, 32, 3)).astype(np.uint8))}
     targets, seeds = tf.one_hot([0, 1, 0, 1], 2), tf.range(4)
-    computed = [accumulate, step] if accumulate else [step]
-    *_, loss = [each(images, targets, seeds, (side, side)) for side in (16, 32, 16) for each in computed]
-    assert np.isfinite(float(loss))
+    computed = [mode.accumulate, mode.step] if mode.accumulate else [mode.step]
+    *_, last = [each(images, targets, seeds, (side, side)) for side in (16, 32, 16) for each in computed]
+    assert np.isfinite(float(last))
     assert {each.experimental_get_tracing_count() for each in computed} == {2}

@@ -9,10 +9,8 @@ import pytest
 import tensorflow as tf
 
 from conf.load import load
-from pipelines.training.modes.synchronous import Synchronous
-from pipelines.training.setup.recipe import make_exchange, make_optimizer
+from pipelines.training.setup.recipe import make_mode, make_optimizer
 from pipelines.training.step.loss_scale import LossScale
-from pipelines.training.step.step import make_train_step
 
 OPTIMIZERS = [
     "lars",
@@ -31,19 +29,13 @@ def moved(collective: Any, limit: float, scale: LossScale | None = None) -> np.n
     """By how much a step at the rate 1 moves a kernel whose gradient is the input 3, 0, 0, 0 for every output."""
     inputs = keras.Input((4,), name="a")
     head = keras.layers.Dense(3, use_bias=False, kernel_initializer="zeros", name="head")
-    model, config = keras.Model({"a": inputs}, head(inputs)), load("smoke", [PLAIN])
-    optimizer = make_optimizer(config.optimizer, model, gradient_clipping=limit)
-    optimizer.learning_rate = 1.0
-    step = make_train_step(
-        model,
-        lambda t, z: tf.reduce_sum(z, -1),
-        optimizer,
-        make_exchange(config, collective),
-        Synchronous(optimizer, make_exchange(config, collective)),
-        jit_compile=False,
-        loss_scale=scale,
+    model, config = (
+        keras.Model({"a": inputs}, head(inputs)),
+        load("smoke", [PLAIN, f"training.gradient_clipping={limit}"]),
     )
-    step({"a": tf.constant([[3.0, 0.0, 0.0, 0.0]])}, tf.zeros((1, 3)))
+    mode = make_mode(config, model, lambda t, z: tf.reduce_sum(z, -1), collective, steps_per_epoch=1, loss_scale=scale)
+    mode.optimizer.learning_rate = 1.0
+    mode.step({"a": tf.constant([[3.0, 0.0, 0.0, 0.0]])}, tf.zeros((1, 3)))
     return -np.array(head.kernel)
 
 

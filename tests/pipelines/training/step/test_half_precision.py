@@ -11,17 +11,15 @@ from conf.load import load
 from models.layers.preprocessing import InputGroup
 from models.losses import classification_loss
 from models.networks.model import build_model
-from pipelines.training.modes.synchronous import Synchronous
-from pipelines.training.setup.recipe import make_exchange, make_optimizer
-from pipelines.training.step.accumulation import Accumulation
+from pipelines.training.setup.recipe import make_mode
 from pipelines.training.step.loss_scale import LossScale
-from pipelines.training.step.step import Step, make_accumulate, make_train_step
 
 GROUPS = [InputGroup("bands", (32, 32, 3), "uint16", (1000.0,) * 3, (500.0,) * 3)]
 LOSS = classification_loss("multi_label")
 
 
-def build(precision: str, one_rank: Any) -> tuple[keras.Model, keras.optimizers.Optimizer, Any, Step]:
+def build(precision: str, one_rank: Any, micro_batches: int = 1) -> tuple[keras.Model, Any, Any]:
+    """A network, the mode that trains it, and the scale of its loss."""
     keras.utils.set_random_seed(0)
     config = load("smoke", ["model.width_factor=0.125", f"training.precision={precision}"])
     settings = {**config.model.arguments(), "upsampling": "nearest", "augmentation": None}
@@ -29,14 +27,10 @@ def build(precision: str, one_rank: Any) -> tuple[keras.Model, keras.optimizers.
     for variable in model.variables:
         if variable.path.endswith("gamma"):
             variable.assign(tf.fill(variable.shape, 0.5))
-    optimizer = make_optimizer(config.optimizer, model)
-    optimizer.learning_rate = 0.05
     scale = LossScale() if precision == "float16" else None
-    exchange = make_exchange(config, one_rank)
-    step = make_train_step(
-        model, LOSS, optimizer, exchange, Synchronous(optimizer, exchange), jit_compile=False, loss_scale=scale
-    )
-    return model, optimizer, scale, step
+    mode = make_mode(config, model, LOSS, one_rank, steps_per_epoch=1, micro_batches=micro_batches, loss_scale=scale)
+    mode.optimizer.learning_rate = 0.05
+    return model, mode, scale
 
 
 def batch(number: int) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
@@ -49,11 +43,11 @@ def batch(number: int) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
 def test_half_precision_learns_what_float32_does_in_float32_variables(one_rank: Any) -> None:
     def step_of(precision: str) -> tuple[float, np.ndarray]:
         """The loss of a step, and by how much it moved the weights."""
-        model, optimizer, _, step = build(precision, one_rank)
-        variables = [*model.variables, *optimizer.variables]
+        model, mode, _ = build(precision, one_rank)
+        variables = [*model.variables, *mode.optimizer.variables]
         assert {str(v.dtype) for v in variables if "float" in str(v.dtype)} == {"float32"}
         before = flat(model)
-        return float(step(*batch(0))), flat(model) - before
+        return float(mode.step(*batch(0))), flat(model) - before
 
     # One step: batch norm over few samples makes the next ones differ by ten times as much each.
     loss, moved = step_of("float32")
@@ -70,24 +64,12 @@ def flat(model: keras.Model) -> np.ndarray:
 
 
 def test_an_overflow_in_any_micro_batch_skips_the_step_and_leaves_nothing_for_the_next_one(one_rank: Any) -> None:
-    model, optimizer, scale, _ = build("float16", one_rank)
-    sums, exchange = Accumulation(model, 2), make_exchange(load("smoke"), one_rank)
-    accumulate = make_accumulate(model, LOSS, sums, jit_compile=False, loss_scale=scale)
-    update = make_train_step(
-        model,
-        LOSS,
-        optimizer,
-        exchange,
-        Synchronous(optimizer, exchange),
-        jit_compile=False,
-        accumulation=sums,
-        loss_scale=scale,
-    )
+    model, mode, scale = build("float16", one_rank, micro_batches=2)
     before = flat(model)
     for first_scale, is_skipped in ((2.0**60, True), (2.0**15, False)):
         scale.scale.assign(first_scale)
-        accumulate(*batch(0))
+        mode.accumulate(*batch(0))
         scale.scale.assign(2.0**15)
-        update(*batch(1))
+        mode.step(*batch(1))
         assert np.array_equal(flat(model), before) == is_skipped
     assert np.isfinite(flat(model)).all()

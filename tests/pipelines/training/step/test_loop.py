@@ -18,11 +18,10 @@ from pipelines.launch.rank.report import StoppedOnRequest
 from pipelines.storage.folder import Location
 from pipelines.training.checkpoint.checkpoints import Checkpoints
 from pipelines.training.checkpoint.state import TrainingState, newest_state
-from pipelines.training.modes.synchronous import Synchronous
-from pipelines.training.setup.recipe import make_exchange
+from pipelines.training.setup.recipe import make_mode
 from pipelines.training.step.clock import Clock
 from pipelines.training.step.loop import EpochResult, LossTotal, StepHooks, Trainer, train_epoch
-from pipelines.training.step.step import Step, make_train_step
+from pipelines.training.step.step import Step
 from pipelines.training.step.step_inputs import Mixing, StepInputs
 
 
@@ -183,25 +182,17 @@ def test_a_codec_that_overflows_stops_the_step_before_its_update(
     inputs = keras.Input((2, 2, 1), dtype="uint16", name="a")
     flat = keras.layers.Flatten()(keras.ops.cast(inputs, "float32") + 1.0)
     model = keras.Model({"a": inputs}, keras.layers.Dense(3, use_bias=False)(flat))
-    optimizer = keras.optimizers.SGD(0.0)
-    optimizer.build(model.trainable_variables)
     scale, scales = tf.Variable(1.0), iter([1.0, 1.0, 1e7])
-    exchange = make_exchange(load("smoke", ["exchange.codec=fp16", "exchange.dense_below=0"]), one_rank)
-    inner = make_train_step(
-        model,
-        lambda t, z: scale * tf.reduce_mean((z - t) ** 2, -1),
-        optimizer,
-        exchange,
-        Synchronous(optimizer, exchange),
-        jit_compile=False,
-    )
+    plain = "optimizer={name: sgd, momentum: 0.0, nesterov: false, weight_decay: 0.0}"
+    config = load("smoke", ["exchange.codec=fp16", "exchange.dense_below=0", plain])
+    mode = make_mode(config, model, lambda t, z: scale * tf.reduce_mean((z - t) ** 2, -1), one_rank, steps_per_epoch=6)
 
     def step(images: dict[str, tf.Tensor], targets: tf.Tensor, seeds: tf.Tensor | None) -> tf.Tensor:
         scale.assign(next(scales))
-        return inner(images, targets, seeds)
+        return mode.step(images, targets, seeds)
 
     initial = TrainingState(0, 0, 0, 4, "run", "data", [])
-    checkpoints = Checkpoints(Location.at(tmp_path), initial, model.variables, exchange, one_rank)
+    checkpoints = Checkpoints(Location.at(tmp_path), initial, model.variables, mode.exchange, one_rank)
 
     class EveryStep(Saver):
         def save(self, step: int, losses: LossTotal, seconds: float) -> None:
@@ -211,7 +202,7 @@ def test_a_codec_that_overflows_stops_the_step_before_its_update(
         FloatingPointError,
         match=r"mean of the gradients is not finite at step 2 after exchange\.codec=fp16, .* lower exchange\.codec\.",
     ):
-        one_epoch(6, step, 0, optimizer=optimizer, saver=EveryStep(1))
+        one_epoch(6, step, 0, optimizer=mode.optimizer, saver=EveryStep(1))
     path, state = newest_state(Location.at(tmp_path))
     with np.load(path.path) as saved:  # the weights are those of the step before
         (kernel,) = [saved[name] for name in saved.files if name.endswith("kernel")]
