@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.train import TrainedRun
+from conf.load import load
+from jobs.train import TrainedRun, train
 from tests.parallel.trainings import Trained, let_die, train_named, train_once
 
 
@@ -37,6 +38,19 @@ def disturbed(spark: SparkSession, small_dataset: Path, tmp_path: Path, mlflow_s
         return train_named(name, small_dataset, tmp_path / "out", mlflow_store, deaths, *settings, waits=waits)
 
     return train
+
+
+@pytest.fixture
+def train_small(
+    spark: SparkSession, small_dataset: Path, small_network: str, tmp_path: Path, mlflow_store: str
+) -> Callable[..., TrainedRun]:
+    """Trains the smallest network as `groundswell train` does, with an output below the test's folder."""
+
+    def train_with(*settings: str, output: str = "out") -> TrainedRun:
+        fixed = [f"dataset.path={small_dataset}", f"training.output={tmp_path / output}", small_network]
+        return train(load("smoke", [*fixed, *settings]))
+
+    return train_with
 
 
 @pytest.fixture(scope="session")

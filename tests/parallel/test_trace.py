@@ -9,10 +9,8 @@ from pathlib import Path
 import mlflow
 import numpy as np
 import pytest
-from pyspark.sql import SparkSession
 
-from conf.load import load
-from jobs.train import TrainedRun, train
+from jobs.train import TrainedRun
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -21,19 +19,13 @@ CODEC = ("exchange.codec=onebit", "exchange.dense_below=0")
 
 
 def test_two_ranks_trace_their_steps_on_one_clock(
-    spark: SparkSession,
-    small_dataset: Path,
-    small_network: str,
-    tmp_path: Path,
+    train_small: Callable[..., TrainedRun],
     mlflow_store: str,
     weights: Callable[[TrainedRun], dict[str, np.ndarray]],
 ) -> None:
-    settings = [f"dataset.path={small_dataset}", f"training.output={tmp_path}", small_network, *CODEC]
-    plain = train(load("smoke", settings))
+    plain = train_small(*CODEC)
     assert not (plain.folder / "trace.json").exists()
-    traced = train(
-        load("smoke", [*settings, f"training.trace_steps=[{FIRST}, {LAST}]", "training.tensorflow_profiler=true"])
-    )
+    traced = train_small(*CODEC, f"training.trace_steps=[{FIRST}, {LAST}]", "training.tensorflow_profiler=true")
     np.testing.assert_equal(weights(traced), weights(plain))
 
     artifact = mlflow.artifacts.download_artifacts(f"runs:/{traced.run.run_id}/trace.json", tracking_uri=mlflow_store)

@@ -22,9 +22,8 @@ from conf.load import load
 from jobs.train import TrainedRun, train
 from pipelines.training import entry
 
-_NETWORK = "model={name: resnet_cifar, depth: 2, width_factor: 0.5, dropout: 0.1}"
 _COMMON = (
-    _NETWORK,
+    "model={name: resnet_cifar, depth: 2, width_factor: 0.5, dropout: 0.1}",
     "training.epochs=3",
     "training.batch_size_per_worker=3",  # 5 steps of 6 samples
     "training.checkpoint_every_steps=4",
@@ -112,6 +111,10 @@ class Trained(NamedTuple):
     def log(self, rank: int) -> str:
         """The log of a rank."""
         return (Path(self.run.folder) / "logs" / f"rank-{rank}.log").read_text()
+
+
+Undisturbed = Callable[[str], Trained]
+Disturbed = Callable[..., Trained]
 
 
 def assert_equal(found: Trained, expected: Trained) -> None:

@@ -1,20 +1,18 @@
 """A training that diverges on any rank, or in the last step of an epoch, says so and keeps the curve up to there."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import pytest
 from mlflow import MlflowClient
-from pyspark.sql import SparkSession
 
-from conf.load import load
 from conf.schema import RunConfig
-from jobs.train import train
+from jobs.train import TrainedRun
 from pipelines.launch.driver.failure import WorkerError
 from pipelines.training import entry
-from pipelines.training.driver.resumable import newest_resumable
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(400)]
 
@@ -53,9 +51,7 @@ LAST_STEP = "schedule.decay={name: multi_step, milestones: [{epochs: 1.75, facto
     ids=["one rank", "one rank, in place", "the last step of an epoch"],
 )
 def test_a_divergence_is_told_as_one_with_the_steps_that_led_to_it(
-    spark: SparkSession,
-    small_dataset: Path,
-    small_network: str,
+    train_small: Callable[..., TrainedRun],
     tmp_path: Path,
     mlflow_store: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -66,14 +62,13 @@ def test_a_divergence_is_told_as_one_with_the_steps_that_led_to_it(
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     if LAST_STEP not in settings:
         monkeypatch.setattr(entry, "train", training_that_diverges)
-    fixed = [f"dataset.path={small_dataset}", f"training.output={tmp_path}", small_network, "training.epochs=3"]
-    config = load("smoke", [*fixed, "tracking.experiment=diverging", *settings])
     with pytest.raises(WorkerError, match=text) as raised:
-        train(config)
+        train_small("training.epochs=3", *settings)
     assert raised.value.root.summary.startswith("FloatingPointError: ")
     assert "step-00000004.npz with training.resume_run=" in str(raised.value)
     client = MlflowClient(mlflow_store)
-    run = client.get_run(newest_resumable(config.training.output, config.tracking).run_id)
+    (folder,) = (path for path in (tmp_path / "out").iterdir() if path.is_dir())
+    run = client.get_run(folder.name)
     assert run.data.tags["diverged"] == raised.value.root.summary.splitlines()[0]
     # Four steps are in the checkpoint; the loss of a rank's latest step may not be known yet.
     steps = [point.step for point in client.get_metric_history(run.info.run_id, "train/step_loss")]

@@ -2,7 +2,6 @@
 
 import re
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +12,9 @@ from conf.load import load
 from pipelines.storage.folder import Location
 from pipelines.tracking.models.models import averaged_model_uri, load_model
 from pipelines.training.checkpoint.files import list_checkpoints
-from tests.parallel.trainings import Trained, assert_equal
+from tests.parallel.trainings import Disturbed, Undisturbed, assert_equal
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(900)]
-
-Undisturbed = Callable[[str], Trained]
-Disturbed = Callable[..., Trained]
 
 
 @pytest.mark.usefixtures("new_interpreters")

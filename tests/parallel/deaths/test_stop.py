@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 from pyspark.sql import SparkSession
 
 from conf.load import load
-from jobs.train import train
+from jobs.train import TrainedRun, train
 from pipelines.launch.driver.failure import RankLostError
 from pipelines.launch.rank.report import attempt, stop_requested
 from pipelines.storage.folder import Location
@@ -64,26 +64,17 @@ def training_that_is_asked_to_stop(config: Any, run: Any, checkpoints: Any) -> A
 def test_all_ranks_stop_after_the_same_step(
     mode: str,
     step: str,
-    spark: SparkSession,
-    small_dataset: Path,
-    small_network: str,
+    train_small: Callable[..., TrainedRun],
     tmp_path: Path,
     mlflow_store: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = [
-        f"dataset.path={small_dataset}",
-        f"training.output={tmp_path}",
-        "training.epochs=1",
-        small_network,
-        f"training.mode={mode}",
-        *(["training.batch_size_per_worker=1"] if "server" in mode else []),
-    ]
+    batches = ["training.batch_size_per_worker=1"] if "server" in mode else []
     monkeypatch.setattr(entry, "train", training_that_is_asked_to_stop)
     text = rf"stopped after step ({step}); continue from .*step-0+\1.npz with training.resume_run=\w+"
     with pytest.raises(RankLostError, match=text):
-        train(load("smoke", settings))
-    (folder,) = (path for path in tmp_path.iterdir() if (path / "checkpoints").is_dir())
+        train_small("training.epochs=1", f"training.mode={mode}", *batches)
+    (folder,) = (path for path in (tmp_path / "out").iterdir() if path.is_dir())
     assert MlflowClient(mlflow_store).get_run(folder.name).info.status == "KILLED"
     state = newest_state(Location.at(folder / "checkpoints"))[1]
     assert state.is_within_an_epoch
@@ -96,20 +87,12 @@ def training_that_is_killed(config: Any, run: Any, checkpoints: Any) -> Any:
     return training_with_a_signal(config, run, checkpoints, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
-@pytest.mark.long
 def test_what_memory_a_killed_rank_needs_is_said(
-    spark: SparkSession,
-    small_dataset: Path,
-    small_network: str,
-    tmp_path: Path,
-    mlflow_store: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    train_small: Callable[..., TrainedRun], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = [f"dataset.path={small_dataset}", f"training.output={tmp_path}", "training.epochs=1", small_network]
     monkeypatch.setattr(entry, "train", training_that_is_killed)
     with pytest.raises(RankLostError):
-        train(load("smoke", settings))
+        train_small("training.epochs=1")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "was killed" in line]
     assert line.startswith("rank 1 was killed; if memory was short (")
     assert re.search(r"training\.batch_size_per_worker=4 \(weights .* MiB, gradients .* MiB, optimizer .* MiB, ", line)

@@ -6,12 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pyspark.sql import SparkSession
 
-from conf.load import load
 from jobs.train import TrainedRun
-from jobs.train import train as train_job
-from tests.parallel.ring import on_ring
+from tests.parallel.ring import Trainee, on_ring
 
 pytestmark = [pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -25,52 +22,19 @@ def server(synchrony: str, **settings: Any) -> str:
     return f"{{name: parameter_server, synchrony: {synchrony}{given}}}"
 
 
-class Ring:
+class Ring(Trainee):
     """One rank's trainings on fixed batches."""
-
-    def __init__(self) -> None:
-        from pipelines.training.ranks.collective import HorovodCollective
-
-        self.collective = HorovodCollective()
-
-    def model(self) -> Any:
-        import keras
-
-        keras.utils.set_random_seed(0)
-        inputs = keras.Input((8, 8, 3), name="bands")
-        features = keras.layers.Conv2D(8, 3, activation="relu")(inputs)
-        return keras.Model({"bands": inputs}, keras.layers.Dense(4)(keras.layers.Flatten()(features)))
-
-    def batches(self, steps: int) -> list[tuple[Any, Any]]:
-        import tensorflow as tf
-
-        random, rank, drawn = np.random.default_rng(1), self.collective.rank, []
-        for _ in range(steps):
-            images = random.standard_normal((3, 8, 8, 8, 3)).astype(np.float32)
-            targets = random.integers(0, 2, (3, 8, 4)).astype(np.float32)
-            drawn.append(({"bands": tf.constant(images[rank])}, tf.constant(targets[rank])))
-        return drawn
 
     def train(
         self, mode: str, optimizer: str, *, codec: str = "none", steps: int = STEPS, micro_batches: int = 1,
         extra: tuple[str, ...] = (), break_after: int | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """Train; the weights and the optimizer's state at the end, and what the steps sent."""
-        from conf.load import resolve
-        from models.losses import classification_loss
-        from pipelines.training.ranks.stop import StopAgreement
-        from pipelines.training.setup.recipe import make_mode
-
         sets = [f"training.mode={mode}", f"optimizer={optimizer}", f"exchange.codec={codec}", *extra]
         sets += ["launch.num_workers=3"] if "backup_workers" in mode else []
-        config, model = resolve("smoke", sets), self.model()
-        stop, loss = StopAgreement(self.collective, requested=lambda: False), classification_loss("multi_label")
-        made = make_mode(
-            config, model, loss, self.collective, steps_per_epoch=steps, micro_batches=micro_batches, stop=stop
-        )
-        made.begin(0)
-        made.optimizer.learning_rate, payloads = RATE, []
-        for number, batch in enumerate(self.batches(steps), start=1):
+        model, made = self.begin(sets, RATE, steps, micro_batches)
+        payloads = []
+        for number, batch in enumerate(self.batches(steps, 3), start=1):
             if made.accumulate is not None and number % micro_batches:
                 made.accumulate(*batch)
                 continue
@@ -91,22 +55,16 @@ class Ring:
 
     def downpour_by_hand(self, fetch_every: int, push_every: int) -> list[Any]:
         """Dean et al. (2012), algorithm 7.1, with one worker and plain SGD on both sides, in float64."""
-        import tensorflow as tf
-
-        from models.losses import classification_loss
-
-        model, loss = self.model(), classification_loss("multi_label")
+        model = self.model()
         variables = model.trainable_variables
         shard = [np.array(each, np.float64) for each in variables]
         own, accrued = list(shard), [np.zeros_like(each) for each in shard]
-        for step, (images, targets) in enumerate(self.batches(STEPS)):
+        for step, (images, targets) in enumerate(self.batches(STEPS, 3)):
             if step % fetch_every == 0:
                 own = list(shard)
             for variable, value in zip(variables, own, strict=True):
                 variable.assign(value.astype(np.float32))
-            with tf.GradientTape() as tape:
-                value = tf.reduce_mean(loss(targets, model(images, training=True)))
-            found = [np.array(each, np.float64) for each in tape.gradient(value, [v.value for v in variables])]
+            found = self.gradients(model, images, targets)
             accrued = [a + g for a, g in zip(accrued, found, strict=True)]
             own = [w - RATE * g for w, g in zip(own, found, strict=True)]
             if (step + 1) % push_every == 0 or step + 1 == STEPS:
@@ -243,36 +201,20 @@ def test_counts_are_those_of_the_rule(three: list[dict[str, Any]]) -> None:
         assert int(rank["two of three"]["state"][0]) == STEPS
 
 
-@pytest.fixture
-def trained(
-    spark: SparkSession, small_dataset: Path, small_network: str, tmp_path: Path, mlflow_store: str
-) -> Callable[..., TrainedRun]:
-    """Trains on two workers, with a checkpoint after every step."""
-
-    def train(folder: str, mode: str, *settings: str) -> TrainedRun:
-        fixed = [
-            f"dataset.path={small_dataset}",
-            small_network,
-            "training.checkpoint_every_steps=1",
-            "training.batch_size_per_worker=4",
-            f"training.output={tmp_path / folder}",
-        ]
-        return train_job(load("smoke", [*fixed, f"training.mode={mode}", *settings]))
-
-    return train
+EVERY_STEP = ("training.checkpoint_every_steps=1", "training.batch_size_per_worker=4", "launch.retries=1")
 
 
 @pytest.mark.spark
 @pytest.mark.timeout(1200)
 def test_a_rank_that_dies_costs_no_bit_in_lock_step(
-    trained: Callable[..., TrainedRun],
+    train_small: Callable[..., TrainedRun],
     let_ranks_die: Callable[..., None],
     weights: Callable[[TrainedRun], dict[str, np.ndarray]],
 ) -> None:
-    lock_step, found = server("backup", backup_workers=0), []
+    lock_step, found = f"training.mode={server('backup', backup_workers=0)}", []
     for rank, step in ((1, 5), (0, 2)):  # what is lost would be another part of each
         let_ranks_die((rank, step))
-        killed = trained(f"killed-{rank}", lock_step, "launch.retries=1")
+        killed = train_small(lock_step, *EVERY_STEP, output=f"killed-{rank}")
         found.append(weights(killed))
         for metrics in killed.summary.history:
             assert metrics["exchange/dropped_share"] == 0
@@ -283,13 +225,14 @@ def test_a_rank_that_dies_costs_no_bit_in_lock_step(
 @pytest.mark.spark
 @pytest.mark.timeout(1200)
 def test_an_asynchronous_run_goes_on_after_a_rank_has_died(
-    trained: Callable[..., TrainedRun],
+    train_small: Callable[..., TrainedRun],
     let_ranks_die: Callable[..., None],
     weights: Callable[[TrainedRun], dict[str, np.ndarray]],
 ) -> None:
     """Residuals are in each rank's part of the checkpoint; the result depends on timing, and is a model."""
     let_ranks_die((1, 5))
-    done = trained("died", server("async"), "launch.retries=1", "exchange.codec=onebit", "exchange.dense_below=0")
+    onebit = ("exchange.codec=onebit", "exchange.dense_below=0")
+    done = train_small(f"training.mode={server('async')}", *EVERY_STEP, *onebit)
     assert len(done.summary.history) == 2
     for metrics in done.summary.history:
         assert metrics["exchange/staleness_max"] >= metrics["exchange/staleness"] >= 0

@@ -2,16 +2,13 @@
 
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from pyspark.sql import SparkSession
 
 from conf.load import load
 from jobs.train import TrainedRun
-from jobs.train import train as train_job
 from tests.parallel.ring import on_ring
 
 pytestmark = [pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(600)]
@@ -204,28 +201,15 @@ def test_the_payload_is_that_of_the_border(two_stages: list[dict[str, Any]]) -> 
 @pytest.mark.spark
 @pytest.mark.timeout(1200)
 def test_a_pipeline_and_one_worker_continue_each_other(
-    spark: SparkSession,
-    small_dataset: Path,
-    small_network: str,
-    tmp_path: Path,
-    mlflow_store: str,
+    train_small: Callable[..., TrainedRun],
     let_ranks_die: Callable[..., None],
     weights: Callable[[TrainedRun], dict[str, np.ndarray]],
 ) -> None:
     """Their checkpoints are of the whole network and optimizer, and a killed stage costs no bit."""
     pipeline, alone = ["training.mode={name: pipeline, stages: 2}"], ["launch.num_workers=1"]
 
-    def trained(folder: str, *settings: str) -> TrainedRun:
-        fixed = [
-            "training.checkpoint_every_steps=1",
-            "training.batch_size_per_worker=4",
-            small_network,
-            "training.accumulation_steps=2",
-            f"training.output={tmp_path / folder}",
-        ]
-        return train_job(load("smoke", [f"dataset.path={small_dataset}", *fixed, *settings]))
-
-    undisturbed = trained("undisturbed", *pipeline)
+    batches = ("training.batch_size_per_worker=4", "training.accumulation_steps=2", "training.checkpoint_every_steps=1")
+    undisturbed = train_small(*batches, *pipeline, output="undisturbed")
     expected = weights(undisturbed)
     for metrics in undisturbed.summary.history:
         assert metrics["time/idle_share"] == pytest.approx(1 / 3)
@@ -234,15 +218,15 @@ def test_a_pipeline_and_one_worker_continue_each_other(
     assert undisturbed.summary.payload_bytes_per_step % 2 == 0
 
     let_ranks_die((1, 5))
-    np.testing.assert_equal(weights(trained("killed", *pipeline, "launch.retries=1")), expected)
+    np.testing.assert_equal(weights(train_small(*batches, *pipeline, "launch.retries=1", output="killed")), expected)
 
     for before, after, rank in ((pipeline, alone, 1), (alone, pipeline, 0)):
         folder = f"rank-{rank}"
         let_ranks_die((rank, 5))
         with pytest.raises(RuntimeError, match=f"rank {rank}"):
-            trained(folder, *before)
+            train_small(*batches, *before, output=folder)
         let_ranks_die()
-        continued = weights(trained(folder, *after, "training.resume_run=latest"))
+        continued = weights(train_small(*batches, *after, "training.resume_run=latest", output=folder))
         assert continued.keys() == expected.keys()
         for name, value in expected.items():
             assert np.linalg.norm(continued[name] - value) <= 1e-3 * np.linalg.norm(value) + 1e-6, name

@@ -120,9 +120,8 @@ class Ring:
         shards = ShardExchange(exchange, self.collective, model.trainable_variables) if sharded else None
         adapt = make_optimizer(config.optimizer, model, gradient_clipping=clipping, shards=shards)
         stop = StopAgreement(self.collective, requested=lambda: False)
-        loss, accumulation = classification_loss("multi_label"), None
-        if micro_batches > 1:
-            accumulation = Accumulation(model, micro_batches)
+        loss = classification_loss("multi_label")
+        accumulation = Accumulation(model, micro_batches) if micro_batches > 1 else None
         average = None if ema is None else WeightAverage(model, ema)
         scale = LossScale(initial=4.0) if scaled else None
         step = make_train_step(
@@ -137,16 +136,14 @@ class Ring:
             average=average,
             rate_factors=() if factor is None else [(each, factor) for each in model.trainable_variables[:3]],
         )
-        add = None
+        add: Any = None
         if accumulation is not None:
             add = make_accumulate(model, loss, accumulation, jit_compile=False, loss_scale=scale)
         adapt.learning_rate = RATES.get(optimizer, 0.5)
         start = [np.array(each) for each in model.trainable_variables]
         for number, batch in enumerate(self.batches(STEPS * micro_batches), start=1):
-            if add is not None and number % micro_batches:
-                add(*batch)
-            else:
-                step(*batch)
+            function = add if number % micro_batches else step
+            function(*batch)
         state = [
             each.gather(self.collective) if isinstance(each, Scattered) else each for each in whole_variables(adapt)
         ]
