@@ -31,10 +31,10 @@ def test_training_writes_there_and_is_resumed_and_exported_from_there(
     s3_folder: str, small_dataset: Path, small_network: str, mlflow_store: str, tmp_path: Path
 ) -> None:
     result, output = tmp_path / "result.json", f"{s3_folder}/outputs"
-    train = ["train", "--config", "smoke", "--result", str(result), "--set", f"dataset.path={small_dataset}"]
     # A codec with a residual: every rank writes a part of its own.
-    for setting in (f"training.output={output}", "exchange.codec=powersgd", "exchange.dense_below=0", small_network):
-        train += ["--set", setting]
+    codec = ("exchange.codec=powersgd", "exchange.dense_below=0")
+    settings = (f"dataset.path={small_dataset}", f"training.output={output}", small_network, *codec)
+    train = ["train", "--config", "smoke", "--result", str(result), *(w for each in settings for w in ("--set", each))]
     groundswell(tmp_path / "first", *train, "--set", "training.epochs=1")
     first = json.loads(result.read_text())
     place, name = Location(output) / first["run_id"], first["checkpoint"].rpartition("/")[2]
