@@ -22,12 +22,10 @@ Check = Callable[..., tuple[int, dict[str, str]]]
 def check(
     spark: SparkSession,
     mlflow_store: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> Check:
     """Run the verb: its exit code, and the line of every part."""
-    monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str, settings: tuple[str, ...] = ()) -> tuple[int, dict[str, str]]:
         code = cli.execute(["check", *arguments, *(part for setting in settings for part in ("--set", setting))])

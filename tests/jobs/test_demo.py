@@ -17,7 +17,7 @@ from tests.patience import patient
 
 
 @pytest.mark.parametrize(
-    ("archive", "folder"),
+    ("archive", "expected"),
     [
         (None, "demo"),
         *((archive, "demo-BigEarthNet") for archive in ("/data/BigEarthNet/", "s3://bucket/BigEarthNet")),
@@ -25,10 +25,9 @@ from tests.patience import patient
         *((".", "demo-HERE"), ("..", "demo-ABOVE")),
     ],
 )
-def test_the_demos_folder(archive: str | None, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_demos_folder(archive: str | None, expected: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert demo_folder(archive) == Path(folder.replace("HERE", tmp_path.name).replace("ABOVE", tmp_path.parent.name))
+    assert demo_folder(archive) == Path(expected.replace("HERE", folder.name).replace("ABOVE", folder.parent.name))
 
 
 @pytest.mark.parametrize("is_generated", [True, False])
@@ -62,8 +61,8 @@ def test_a_path_with_spaces_is_refused_before_anything_is_removed(project: Path,
     assert all(file.exists() for file in kept)
 
 
-def test_what_an_interrupted_demo_prints_continues_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("folder")
+def test_what_an_interrupted_demo_prints_continues_it(monkeypatch: pytest.MonkeyPatch) -> None:
     continued = []
 
     def train(config: RunConfig, *more: object) -> None:

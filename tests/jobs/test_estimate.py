@@ -17,13 +17,10 @@ FILE, WEAK = ["estimate", "--measurements", "measured.json"], ["--batch-size-per
 
 
 @pytest.fixture(autouse=True)
-def folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scaling_measurements: Callable[..., dict[str, Any]]
-) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "measured.json").write_text(json.dumps(scaling_measurements(noise=0.01)))
-    (tmp_path / "taken").touch()
-    return tmp_path
+def folder(folder: Path, scaling_measurements: Callable[..., dict[str, Any]]) -> Path:
+    (folder / "measured.json").write_text(json.dumps(scaling_measurements(noise=0.01)))
+    (folder / "taken").touch()
+    return folder
 
 
 def test_a_file_becomes_a_table_a_picture_and_a_result(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,11 +116,9 @@ def test_a_rate_is_found_and_recorded(
     small_dataset: Path,
     small_network: str,
     mlflow_store: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     command = [
         *("find-rate", "--config", "smoke", "--set", f"dataset.path={small_dataset}", "--steps", "24"),
         *("--set", small_network, "--set", "training.accumulation_steps=2"),
@@ -130,13 +128,13 @@ def test_a_rate_is_found_and_recorded(
     ]
     assert cli.execute([*command, "--plot", "rates.png", "--result", "result.json"]) == 0
     assert "the loss diverged" in capsys.readouterr().out
-    assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
-    result, client = json.loads((tmp_path / "result.json").read_text()), MlflowClient(mlflow_store)
+    assert (folder / "rates.png").read_bytes().startswith(b"\x89PNG")
+    result, client = json.loads((folder / "result.json").read_text()), MlflowClient(mlflow_store)
     run = client.get_run(result["run_id"])
     assert (run.info.status, run.data.params["optimizer.name"]) == ("FINISHED", "sgd")
     assert 1 < len(client.get_metric_history(result["run_id"], "range_test/smoothed_loss")) < 24
     assert {item.path for item in client.list_artifacts(result["run_id"])} == {"range_test.png"}
-    assert not (tmp_path / "outputs").exists(), "nothing of a training is touched"
+    assert not (folder / "outputs").exists(), "nothing of a training is touched"
 
 
 @pytest.mark.long

@@ -100,17 +100,15 @@ class Spark:
 
 @pytest.fixture
 def trainer(
-    store_of_module: str,
-    tmp_path: Path,
+    module_mlflow_store: str,
+    folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     eurosat_manifest: Callable[..., Manifest],
 ) -> Trainer:
     """One store for all tests of this module, an experiment for each."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", store_of_module)
-    monkeypatch.chdir(tmp_path)
     for name in ("check_dataset", "read_manifest"):
         monkeypatch.setattr(cells, name, lambda place: eurosat_manifest())
-    trainer = Trainer(store_of_module, tmp_path.name)
+    trainer = Trainer(module_mlflow_store, folder.name)
     monkeypatch.setattr(grid, "spark_session", lambda *_, **__: nullcontext(Spark()))
     for name in ("check_cluster", "check_run"):  # the trainer's checkpoints are empty
         monkeypatch.setattr(grid, name, lambda *_: None)

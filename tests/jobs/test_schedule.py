@@ -84,15 +84,10 @@ def test_images_are_those_of_the_dataset(small_dataset: Path, capsys: pytest.Cap
     ],
 )
 def test_a_mistake_is_one_line(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    error_line: Callable[..., str],
+    arguments: list[str], message: str, folder: Path, error_line: Callable[..., str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     assert message in error_line(*SMOKE, *arguments)
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 _ALONE = """

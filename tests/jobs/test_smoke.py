@@ -285,17 +285,15 @@ def test_the_demos_command_on_the_real_patches(
     shared_data: Path,
     small_network: str,
     store_of_module: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     archive = str(shared_data / "bigearthnet_v2")
     assert cli.execute(["demo", "--archive", archive, "--set", "training.epochs=1", "--set", small_network]) == 0
     output = capsys.readouterr().out
     run_id = next(line.split()[-1] for line in output.splitlines() if line.startswith("MLflow run  "))
     run = MlflowClient(store_of_module).get_run(run_id)
     assert (run.info.status, "test/f1_micro" in run.data.metrics) == ("FINISHED", True), run.data.metrics
-    manifest = json.loads((tmp_path / "demo-bigearthnet_v2" / "dataset" / "dataset.json").read_text())
+    manifest = json.loads((folder / "demo-bigearthnet_v2" / "dataset" / "dataset.json").read_text())
     rows = {name: sum(sum(s["row_groups"]) for s in split["shards"]) for name, split in manifest["splits"].items()}
     assert rows == {"train": 17, "validation": 8, "test": 5}

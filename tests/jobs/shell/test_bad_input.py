@@ -27,19 +27,17 @@ pytestmark = pytest.mark.spark
 def error_of(
     spark: SparkSession,
     mlflow_store: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
     error_line: Callable[..., str],
 ) -> Callable[..., str]:
     """Run a job that must fail; the line that it prints."""
-    monkeypatch.chdir(tmp_path)
 
     def run(verb: str, *settings: str, code: int = 2) -> str:
-        stages, before = spark.sparkContext.statusTracker().getJobIdsForGroup(None), set(tmp_path.rglob("*"))
+        stages, before = spark.sparkContext.statusTracker().getJobIdsForGroup(None), set(folder.rglob("*"))
         verb, *more = verb.split()
         line = error_line(verb, "--config", "smoke", *more, settings=settings, code=code)
         assert spark.sparkContext.statusTracker().getJobIdsForGroup(None) == stages, "a stage was started"
-        assert not {path for path in tmp_path.rglob("*") if "mlruns" not in path.parts} - before
+        assert not {path for path in folder.rglob("*") if "mlruns" not in path.parts} - before
         assert line.startswith("groundswell ")
         return line
 

@@ -17,20 +17,14 @@ PAGE = render("dataset/report/base.html")
 
 
 @pytest.fixture
-def folder(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    small_dataset: Path,
-    scaling_measurements: Callable[..., dict[str, Any]],
-) -> Path:
+def folder(folder: Path, small_dataset: Path, scaling_measurements: Callable[..., dict[str, Any]]) -> Path:
     """Working directory with a dataset, a file of measurements, and files of somebody else."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(small_dataset, tmp_path / "dataset")
-    (tmp_path / "measured.json").write_text(json.dumps(scaling_measurements()))
-    (tmp_path / "mine").mkdir()
+    shutil.copytree(small_dataset, folder / "dataset")
+    (folder / "measured.json").write_text(json.dumps(scaling_measurements()))
+    (folder / "mine").mkdir()
     for name in ("report.html", "table.csv", "estimate.csv", "plot.png"):
-        (tmp_path / "mine" / name).write_text("mine")
-    return tmp_path
+        (folder / "mine" / name).write_text("mine")
+    return folder
 
 
 _MEASURED = ["--measurements", "measured.json", "--link", "1Gbit/s", "--batch-size-per-worker", "8"]

@@ -31,11 +31,10 @@ def test_a_path_stays_as_it_is_on_its_way_through_a_setting(folder: str) -> None
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory, and a home folder that does not exist."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/somebody")
-    return tmp_path
+    return folder
 
 
 def of_this_machine() -> list[tuple[str, argparse.Action]]:
