@@ -1,6 +1,6 @@
 """A Spark standalone cluster over network namespaces: hosts with addresses of their own on one machine.
 
-Each namespace is a host on a bridge, with its own /etc/hosts; the driver runs in the first one.
+Each namespace is a host of `benchmarks/links/network.py`; the driver runs in the first one.
 """
 
 import os
@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ import cloudpickle
 import pyspark
 import pytest
 
-from tests.patience import patient, wait_until
+from tests.benchmarks.links.network import Hosts, run
+from tests.patience import wait_until
 
-NETWORK = "10.213.77"
 _SERVE = """
 import os, pickle, sys, traceback
 for line in sys.stdin:
@@ -35,33 +34,19 @@ for line in sys.stdin:
 """
 
 
-def run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, check=check, capture_output=True, text=True, timeout=patient(30))
-
-
 class Cluster:
-    """A master and a worker per host; hosts are `h1`, `h2`, ... at 10.213.77.1, .2, ..."""
+    """A master and a worker per host; hosts are 1, 2, ..."""
 
-    def __init__(self, folder: Path, project: Path, stack: ExitStack) -> None:
-        self.folder, self.project, self._stack = folder, project, stack
-        self.token = f"gs{os.getpid() % 10000}"
-        self.bridge, self.log = f"{self.token}br", folder / "processes.log"
+    def __init__(self, folder: Path, project: Path, hosts: Hosts) -> None:
+        self.folder, self.project, self.hosts = folder, project, hosts
+        self.log = folder / "processes.log"
         self._pythons: dict[int, subprocess.Popen[bytes]] = {}
 
-    def namespace(self, host: int) -> str:
-        return f"{self.token}h{host}"
-
     def address(self, host: int) -> str:
-        return f"{NETWORK}.{host}"
+        return self.hosts.address(host - 1)
 
     def start(self, slots: Sequence[int]) -> None:
         (self.folder / "tmp").mkdir()
-        hostname = os.uname().nodename
-        run("ip", "link", "add", self.bridge, "type", "bridge")
-        self._stack.callback(run, "ip", "link", "del", self.bridge, check=False)
-        run("ip", "link", "set", self.bridge, "up")
-        for host in range(1, len(slots) + 2):  # one more: a stranger's
-            self._add_host(host, f"127.0.0.1 localhost\n{self.address(host)} {hostname}\n")
         self._daemon(1, "master.Master", "--host", self.address(1), "--port", "7077", "--webui-port", "0")
         for host, cores in enumerate(slots, 1):
             self._daemon(
@@ -73,12 +58,12 @@ class Cluster:
 
     def set_hosts(self, host: int, text: str) -> None:
         """The host's /etc/hosts; in place, because running processes have the file mounted."""
-        with Path("/etc/netns", self.namespace(host), "hosts").open("r+") as file:
+        with Path("/etc/netns", self.hosts.namespace(host - 1), "hosts").open("r+") as file:
             file.truncate()
             file.write(text)
 
     def link(self, host: int, state: str) -> None:
-        run("ip", "link", "set", f"{self.token}v{host}", state)
+        run("ip", "link", "set", self.hosts.link(host - 1), state)
 
     def call(self, function: Callable[..., Any], *args: Any, host: int = 1, timeout: float = 240) -> Any:
         """Call a function in the host's Python, which is the same for all calls, so that they share a session."""
@@ -101,25 +86,6 @@ class Cluster:
         assert not error, f"{self.log.read_text()[-3000:]}\n{error}"
         return answer
 
-    def _add_host(self, host: int, hosts_file: str) -> None:
-        namespace, link = self.namespace(host), f"{self.token}v{host}"
-        folder = Path("/etc/netns", namespace)
-        folder.mkdir(parents=True)
-        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        (folder / "hosts").write_text(hosts_file)
-        for undo in (f"netns del {namespace}", f"link del {link}"):
-            self._stack.callback(run, "ip", *undo.split(), check=False)
-        self._stack.callback(run, "sh", "-c", f"kill -9 $(ip netns pids {namespace})", check=False)
-        for words in (
-            f"netns add {namespace}",
-            f"link add {link} type veth peer name eth0 netns {namespace}",
-            f"link set {link} master {self.bridge} up",
-            f"-n {namespace} addr add {self.address(host)}/24 dev eth0",
-            f"-n {namespace} link set eth0 up",
-            f"-n {namespace} link set lo up",
-        ):
-            run("ip", *words.split())
-
     def _daemon(self, host: int, name: str, *arguments: str) -> None:
         spark_class = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
         self._start(host, spark_class, f"org.apache.spark.deploy.{name}", *arguments)
@@ -136,14 +102,16 @@ class Cluster:
             "PYTHONPATH": f"{self.folder / f'host{host}'}:{self.project}",
             "TMPDIR": str(self.folder / "tmp"),
         }
-        command = ["ip", "netns", "exec", self.namespace(host), *words]
         with self.log.open("ab") as log:
-            process = subprocess.Popen(
-                command, env=environment, cwd=self.folder, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT
+            return self.hosts.start(
+                host - 1,
+                *words,
+                env=environment,
+                cwd=self.folder,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
-        self._stack.enter_context(process)
-        self._stack.callback(process.kill)
-        return process
 
 
 @pytest.fixture(scope="module")
@@ -154,8 +122,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Iterator
     probe = run("unshare", "--net", "ip", "link", "add", "gs-probe", "type", "bridge", check=False)
     if probe.returncode:
         pytest.skip(f"no network namespaces: {probe.stderr.strip()}")
-    with ExitStack() as stack:
-        cluster = Cluster(tmp_path_factory.mktemp("cluster"), project, stack)
+    with Hosts(3) as hosts:
+        cluster = Cluster(tmp_path_factory.mktemp("cluster"), project, hosts)
         cluster.start((2, 1))
         yield cluster
-    assert cluster.namespace(1) not in run("ip", "netns", "list").stdout
+    assert hosts.namespace(0) not in run("ip", "netns", "list").stdout

@@ -5,9 +5,9 @@ import logging
 import os
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -171,12 +171,9 @@ def test_strangers_of_another_host_are_refused_while_a_job_runs(cluster: Any, tm
             answers.append(cluster.call(flood, cluster.address(1), ports, 10_000, host=3))
         (tmp_path / "flooded").touch()
 
-    thread = threading.Thread(target=attack)
-    thread.start()
-    try:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(attack)
         refused, peers = cluster.call(run_and_tell_ports, cluster.address(1), str(tmp_path))
-    finally:
-        thread.join()
     assert answers == [{"refused": 10_000, "answered": 0}]
     assert refused >= 4_900
     assert peers == [cluster.address(1), cluster.address(2)]
@@ -210,12 +207,11 @@ def test_a_host_that_is_cut_off_is_named_and_the_rest_continues(cluster: Any, tm
         time.sleep(1.0)
         cluster.link(2, "down")
 
-    thread = threading.Thread(target=cut_off_when_started)
-    thread.start()
     try:
-        value, error = cluster.call(train_until_lost, cluster.address(1), str(tmp_path))
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(cut_off_when_started)
+            value, error = cluster.call(train_until_lost, cluster.address(1), str(tmp_path))
     finally:
-        thread.join()
         cluster.link(2, "up")
     assert f"on {cluster.address(2)} failed: lost: neither its Spark task nor its host answers" in error
     assert value == "attempt 2 with 2 ranks"

@@ -8,6 +8,8 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+from tests.patience import patient
+
 NETWORK = "10.213.78"
 # Large frames keep headers, 66 bytes each, under 1 % of what a counter shows; 1500 would add 4.6 %.
 MTU = 9000
@@ -18,7 +20,7 @@ QUEUE = "50ms"
 
 
 def run(*command, check=True):
-    return subprocess.run(command, check=check, capture_output=True, text=True, timeout=30)
+    return subprocess.run(command, check=check, capture_output=True, text=True, timeout=patient(30))
 
 
 def missing():
@@ -59,6 +61,10 @@ class Hosts:
     def address(self, host):
         return f"{NETWORK}.{host + 1}"
 
+    def link(self, host):
+        """The bridge's end of the host's link."""
+        return f"{self._token}v{host}"
+
     def start(self, host, *command, **options):
         """A process on the host; it ends with the host at the latest."""
         process = subprocess.Popen(["ip", "netns", "exec", self.namespace(host), *command], **options)
@@ -93,7 +99,7 @@ class Hosts:
         return seconds
 
     def _add(self, host, bridge):
-        namespace, link = self.namespace(host), f"{self._token}v{host}"
+        namespace, link = self.namespace(host), self.link(host)
         folder = Path("/etc/netns", namespace)
         folder.mkdir(parents=True)
         self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -101,6 +107,7 @@ class Hosts:
         (folder / "hosts").write_text(f"127.0.0.1 localhost\n{self.address(host)} {os.uname().nodename}\n")
         run("ip", "netns", "add", namespace)
         self._stack.callback(run, "ip", "netns", "del", namespace, check=False)
+        self._stack.callback(run, "sh", "-c", f"kill -9 $(ip netns pids {namespace})", check=False)
         run("ip", "link", "add", link, "mtu", str(MTU), "type", "veth", "peer", "name", "eth0", "netns", namespace)
         self._stack.callback(run, "ip", "link", "del", link, check=False)
         run("ip", "link", "set", link, "master", bridge, "up")
