@@ -80,23 +80,9 @@ def project() -> Path:
 @pytest.fixture(scope="session")
 def eurosat_manifest() -> Callable[..., Any]:
     """Gives the manifest of a dataset of which tests of records need no more; `seed` makes it another dataset."""
-    from pipelines.dataset.format.manifest import Manifest
-    from pipelines.sample import ImageGroup
+    from tests.pipelines.training.manifests import rgb_manifest
 
-    def make(seed: int = 7) -> Manifest:
-        return Manifest(
-            archive="eurosat_rgb",
-            task="single_label",
-            class_names=("water", "land"),
-            groups=(ImageGroup("rgb", (32, 32, 3), "uint8", ("red", "green", "blue")),),
-            splits={},
-            statistics={},
-            settings={"seed": seed},
-            read_settings={},
-            source_fingerprint="abc",
-        )
-
-    return make
+    return lambda seed=7: rgb_manifest(archive="eurosat_rgb", settings={"seed": seed}, statistics={})
 
 
 @pytest.fixture(scope="session")

@@ -252,37 +252,25 @@ def test_spark_submit_that_is_interrupted_says_so(project: Path, small_dataset: 
     assert "stopping; Ctrl-C again stops at once" in output
 
 
-@pytest.fixture
-def preparing(tmp_path: Path) -> Callable[[], subprocess.Popen[str]]:
-    """A preparation that would take minutes, from the moment at which it writes."""
-
-    def start() -> subprocess.Popen[str]:
-        arguments = [
-            *("--set", "archive={kind: synthetic, train: 20000, validation: 10, test: 10}"),
-            *("--set", f"dataset.path={tmp_path / 'my data'}", "--result", str(tmp_path / "result.json")),
-        ]
-        process = subprocess.Popen(
-            [COMMAND, "prepare", "--config", "smoke", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=tmp_path,
-            start_new_session=True,  # as a terminal does, which signals the whole group
-        )
-        wait_until(lambda: list(tmp_path.glob("my data.incomplete/*")) or process.poll() is not None, 200)
-        assert process.poll() is None, process.communicate()
-        return process
-
-    return start
-
-
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.parametrize("twice", [False, True])
-def test_ctrl_c_says_how_to_continue_and_twice_ends_at_once(
-    preparing: Callable[[], subprocess.Popen[str]], tmp_path: Path, twice: bool
-) -> None:
-    process = preparing()
+def test_ctrl_c_says_how_to_continue_and_twice_ends_at_once(tmp_path: Path, twice: bool) -> None:
+    """A preparation that would take minutes is interrupted while it writes."""
+    arguments = [
+        *("--set", "archive={kind: synthetic, train: 20000, validation: 10, test: 10}"),
+        *("--set", f"dataset.path={tmp_path / 'my data'}", "--result", str(tmp_path / "result.json")),
+    ]
+    process = subprocess.Popen(
+        [COMMAND, "prepare", "--config", "smoke", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        start_new_session=True,  # as a terminal does, which signals the whole group
+    )
+    wait_until(lambda: list(tmp_path.glob("my data.incomplete/*")) or process.poll() is not None, 200)
+    assert process.poll() is None, process.communicate()
     os.killpg(process.pid, signal.SIGINT)
     if twice:
         assert any(line == "stopping; Ctrl-C again stops at once\n" for line in process.stderr)

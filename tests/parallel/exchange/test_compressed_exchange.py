@@ -41,17 +41,12 @@ EVERYTHING = Ring(3, tuple(CODECS), COMPILED, marks=(pytest.mark.long, pytest.ma
 
 def on_rings(names: Iterable[str] | None = None) -> Any:
     """Run a test on both rings, and there with each of some codecs that the ring has."""
-    rings = {"2": USUAL, "3": EVERYTHING}
-    if names is None:
-        cases = [pytest.param(ring, id=name, marks=ring.marks) for name, ring in rings.items()]
-        return pytest.mark.parametrize("ring", cases, indirect=True)
     cases = [
-        pytest.param(ring, codec, id=f"{name}-{codec}", marks=ring.marks)
-        for name, ring in rings.items()
-        for codec in names
-        if codec in ring.codecs
+        pytest.param(ring, *case, id="-".join([str(ring.size), *case]), marks=ring.marks)
+        for ring in (USUAL, EVERYTHING)
+        for case in ([()] if names is None else [(name,) for name in names if name in ring.codecs])
     ]
-    return pytest.mark.parametrize(("ring", "name"), cases, indirect=["ring"])
+    return pytest.mark.parametrize(["ring"] if names is None else ["ring", "name"], cases, indirect=["ring"])
 
 
 @cache

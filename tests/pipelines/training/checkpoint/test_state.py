@@ -41,14 +41,10 @@ def folder(tmp_path: Path) -> Location:
     return Location.at(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def variables() -> list[keras.Variable]:
-    """Of a small model and its optimizer; no test changes them for the next one."""
-    keras.utils.set_random_seed(0)
-    inputs = keras.Input((6, 6, 2), name="a")
-    x = keras.layers.BatchNormalization(name="bn")(keras.layers.Conv2D(4, 3, use_bias=False, name="conv")(inputs))
-    model = keras.Model(inputs, keras.layers.Dense(3, name="head")(keras.layers.Flatten()(x)))
-    return [*model.variables, *make_optimizer(LARSConfig(), model).variables]
+@pytest.fixture
+def variables(tiny_model: keras.Model) -> list[keras.Variable]:
+    """Of a small model and its optimizer."""
+    return [*tiny_model.variables, *make_optimizer(LARSConfig(), tiny_model).variables]
 
 
 def test_round_trip(folder: Location, variables: list[keras.Variable]) -> None:

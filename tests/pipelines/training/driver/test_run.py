@@ -46,9 +46,10 @@ def config(*settings: str) -> RunConfig:
     return load("smoke", ["archive.kind=bigearthnet_v2", f"training.output={Path.cwd()}", *settings])
 
 
-def newest(*settings: str) -> str:
+def newest(*settings: str) -> Any:
+    """The run that `training.resume_run=latest` continues."""
     chosen = config(*settings)
-    return newest_resumable(chosen.training.output, chosen.tracking).run_id
+    return newest_resumable(chosen.training.output, chosen.tracking)
 
 
 def resuming(run_id: str) -> str:
@@ -301,7 +302,7 @@ def test_a_run_without_mlflow_is_kept_resumed_and_written_later(
     offline = ["tracking.offline=true", "tracking.experiment=offline"]
     lost = fail(RuntimeError("lost"), *offline)
     write_checkpoint(Path(lost), 8)
-    assert newest(*offline) == lost
+    assert newest(*offline).run_id == lost
     more = [*offline[:1], resuming(lost), "training.seed=5"]
     assert (
         record(*more, summary=unrecorded("tracking.offline=true")),
@@ -319,19 +320,18 @@ def test_a_run_without_mlflow_is_kept_resumed_and_written_later(
 
 
 def test_latest_is_the_newest_unfinished_run_with_checkpoints() -> None:
-    chosen = config("tracking.experiment=latest")
     with pytest.raises(ValueError, match=r"resume_run=latest: no run to resume in .* 'latest' \(0\)"):
-        newest_resumable(chosen.training.output, chosen.tracking)
+        newest("tracking.experiment=latest")
     older, newer = (runs.start_run("latest", None, {}, {}) for _ in range(2))
     runs.end_run(newer, "KILLED")
     finished = record("tracking.experiment=latest")
     with pytest.raises(ValueError, match=r"latest: no run to resume in .* unfinished runs of experiment .* \(2\)"):
-        newest_resumable(chosen.training.output, chosen.tracking)
+        newest("tracking.experiment=latest")
     write_checkpoint(Path(finished), 4)
     # A driver that was killed by SIGKILL leaves its run as running.
     for run, status in ((older, "RUNNING"), (newer, "KILLED")):
         write_checkpoint(Path(run.run_id), 4)
-        found = newest_resumable(chosen.training.output, chosen.tracking)
+        found = newest("tracking.experiment=latest")
         assert (found.run_id, found.status) == (run.run_id, status)
 
 
@@ -356,4 +356,4 @@ def test_latest_passes_over_a_run_whose_description_cannot_be_read(
     for name in ("damaged", "unreadable/run.json"):
         (tmp_path / name).mkdir(parents=True)  # the latter as another user's is, but for root
     (tmp_path / "damaged" / "run.json").write_text('{"run_id": ')
-    assert (newest("tracking.offline=true"), caplog.text.count("passed over: ")) == (run_id, 2)
+    assert (newest("tracking.offline=true").run_id, caplog.text.count("passed over: ")) == (run_id, 2)

@@ -242,10 +242,11 @@ def test_a_worker_is_served_once_and_only_if_there_is_such(serve: Callable[..., 
         assert connection.recv(1) == b""
 
 
-def test_who_announces_too_much_is_hung_up_on(serve: Callable[..., Server]) -> None:
+@pytest.mark.parametrize("more", [frame(encode(PUSH), 1 << 40), frame(encode(ShardOpening(0)))])
+def test_who_announces_too_much_or_opens_again_is_hung_up_on(serve: Callable[..., Server], more: bytes) -> None:
     server = serve("async", connected=2)
     with raw(server, 2) as connection:
-        connection.sendall(frame(encode(PUSH), 1 << 40))
+        connection.sendall(more)
         assert connection.recv(1) == b""
     assert server.shard.counts.pushes == 0
 
@@ -286,9 +287,6 @@ def test_clocks_begin_again_after_a_checkpoint(serve: Callable[..., Server]) -> 
 
 def test_who_does_not_say_first_which_worker_it_is_is_hung_up_on(serve: Callable[..., Server]) -> None:
     server = serve("async", connected=2)
-    with raw(server, 2) as connection:
-        connection.sendall(frame(encode(ShardOpening(0))))
-        assert connection.recv(1) == b""
     for first in (encode(PUSH), b"[]", b"{}", b'["ShardOpening", 0, {"worker": "2"}]'):
         with socket.create_connection(("127.0.0.1", server.shard.port)) as connection:
             FrameConnection(connection).prove(SECRET)
