@@ -29,7 +29,6 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from conf.sections.networks import ResNetCifarConfig, ResNetConfig
 from pipelines.training.modes.ticks import idle_formula
 from tests.benchmarks.parts.command import is_smoke
 from tests.benchmarks.parts.figures import largest, medians, ratio
@@ -112,25 +111,14 @@ def measure(size: Size, *, together: bool) -> dict[str, dict[str, Any]]:
     }
 
 
-@dataclass(frozen=True)
-class PipelineSize:
-    """How much is measured."""
-
-    network: ResNetConfig | ResNetCifarConfig = ResNetConfig()  # noqa: RUF009  it is frozen
-    side: int = 60
-    """Pixels of the images on each side."""
-    micro_batch: int = 16
-    micro_batches: int = 4
-    """Those of the pipeline in a step; data-parallel ranks share them."""
-    steps: int = 4
-    """The first one compiles, and is not counted."""
-    rounds: int = 3
+MICRO_BATCHES = 4
+"""Those of the pipeline in a step; data-parallel ranks share them."""
+# The first step compiles, and is not counted.
+PIPELINE = Size(batch_size=16, steps=4)
+PIPELINE_SMOKE = Size("{name: resnet_cifar, depth: 8, width_factor: 0.5}", batch_size=2, side=16, steps=2, rounds=1)
 
 
-PIPELINE_SMOKE = PipelineSize(ResNetCifarConfig(depth=8, width_factor=0.5), side=16, micro_batch=2, steps=2, rounds=1)
-
-
-def steps_of(size: PipelineSize, stages: int) -> dict[str, float]:
+def steps_of(size: Size, stages: int) -> dict[str, float]:
     """Train some steps on this rank: as a stage, or with the whole network where there is one stage."""
     import keras
 
@@ -142,16 +130,16 @@ def steps_of(size: PipelineSize, stages: int) -> dict[str, float]:
     from tests.benchmarks.parts import training
 
     mode = f"training.mode={{name: pipeline, stages: {stages}}}" if stages > 1 else "training.mode=synchronous"
-    config = load("smoke", [mode, f"training.batch_size_per_worker={size.micro_batch}"])
+    config = load("smoke", [mode, f"model={size.network}", f"training.batch_size_per_worker={size.batch_size}"])
     collective = HorovodCollective(stages, has_peers=stages > 1)
     before = resident_peak()
     keras.utils.set_random_seed(0)
     groups = [training.image_group("image", size.side, 12)]
-    model = training.network(groups, size.network, 19)
-    taken, loss = size.micro_batches * stages // RANKS, classification_loss("multi_label")
+    model = training.network(groups, config.model, 19)
+    taken, loss = MICRO_BATCHES * stages // RANKS, classification_loss("multi_label")
     made = make_mode(config, model, loss, collective, steps_per_epoch=1, micro_batches=taken)
     made.optimizer.learning_rate = 0.01
-    batch = training.noise(groups, size.micro_batch, 19)
+    batch = training.noise(groups, size.batch_size, 19)
 
     def whole_step() -> Any:
         for _ in range(taken - 1):
@@ -168,7 +156,7 @@ def steps_of(size: PipelineSize, stages: int) -> dict[str, float]:
 
 def pipeline_figures(*, smoke: bool = False) -> dict[str, float]:
     """Measure both in turn; figures by their names in the last line."""
-    size = PIPELINE_SMOKE if smoke else PipelineSize()
+    size = PIPELINE_SMOKE if smoke else PIPELINE
     rounds = [
         [largest(ranks) for ranks in each_on_ranks(RANKS, steps_of, [(size, 1), (size, RANKS)], together=smoke)]
         for _ in range(size.rounds)
@@ -176,7 +164,7 @@ def pipeline_figures(*, smoke: bool = False) -> dict[str, float]:
     parallel, pipeline = (medians(of_rounds) for of_rounds in zip(*rounds, strict=True))
     return {
         "pipeline_idle_share": pipeline["idle_share"],
-        "pipeline_idle_formula": idle_formula(RANKS, size.micro_batches),
+        "pipeline_idle_formula": idle_formula(RANKS, MICRO_BATCHES),
         "pipeline_seconds_per_step": pipeline["seconds_per_step"],
         "pipeline_peak_mib": pipeline["peak_mib"],
         "data_parallel_seconds_per_step": parallel["seconds_per_step"],

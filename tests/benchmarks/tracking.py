@@ -110,9 +110,11 @@ def measure(trained: Trained, healthy: Trained, door: Door) -> dict[str, float]:
     run_id = trained.run.run_id
     for folder in unsynced(trained.folder.parent):
         run_id = sync(folder, lambda folder, run: log_small_model(run)).run_id
-    status = MlflowClient(door.uri).get_run(run_id).info.status
-    assert status == "FINISHED", status
-    assert find_models(run_id, door.uri) == 1, "the model is logged once"
+    client = MlflowClient(door.uri)
+    run = client.get_run(run_id)
+    assert run.info.status == "FINISHED", run.info.status
+    models = [client.get_logged_model(output.model_id).status for output in run.outputs.model_outputs]
+    assert models.count("READY") == 1, "the model is logged once"
     delayed = trained.waited + trained.end_seconds - healthy.waited - healthy.end_seconds
     in_journal = sum(map(len, trained.points.values())) if before is None else before
     return {
@@ -121,13 +123,6 @@ def measure(trained: Trained, healthy: Trained, door: Door) -> dict[str, float]:
         "seconds_delayed": round(delayed, 2),
         "lines_told": len(trained.told),
     }
-
-
-def find_models(run_id: str, uri: str) -> int:
-    """Number of complete models of a run."""
-    client = MlflowClient(uri)
-    outputs = client.get_run(run_id).outputs.model_outputs
-    return sum(client.get_logged_model(output.model_id).status == "READY" for output in outputs)
 
 
 def main() -> None:

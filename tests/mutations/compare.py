@@ -44,16 +44,16 @@ def lost_of_file(
     Returns:
         A line as (line, None), and a branch as (from, to), with today's numbers.
     """
-    found: set[tuple[int, int | None]] = set()
-    for line in before["lines"]:
-        today = numbers.get(line)
-        if today is not None and (after is None or today in after["missing_lines"]):
-            found.add((today, None))
-    for start, end in before["branches"]:
-        if start in numbers and abs(end) in numbers:
-            today, to = numbers[start], numbers[abs(end)] * (1 if end > 0 else -1)
-            if after is None or [today, to] in after["missing_branches"]:
-                found.add((today, to))
+    lines = {numbers[line] for line in before["lines"] if line in numbers}
+    branches = {
+        (numbers[start], numbers[abs(end)] * (1 if end > 0 else -1))
+        for start, end in before["branches"]
+        if start in numbers and abs(end) in numbers
+    }
+    if after is not None:
+        lines &= set(after["missing_lines"])
+        branches &= {(start, end) for start, end in after["missing_branches"]}
+    found = [*((line, None) for line in lines), *branches]
     return sorted(found, key=lambda each: (each[0], each[1] is not None, each[1] or 0))
 
 

@@ -25,15 +25,11 @@ def plot(steps, file):
     ends = {}
     for name, seconds in steps.items():
         points = sorted((_position(label), value) for label, value in seconds.items())
-        baseline = name not in ours
-        style: dict[str, Any] = {
-            "color": "black",
-            "linestyle": "--" if name.endswith("32") else ":",
-            "linewidth": 2,
-            "zorder": 3,
-        }
-        if not baseline:
-            style = {"color": colours[ours.index(name) % len(colours)], "linewidth": 1.3}
+        style: dict[str, Any] = (
+            {"color": colours[ours.index(name) % len(colours)], "linewidth": 1.3}
+            if name in ours
+            else {"color": "black", "linestyle": "--" if name.endswith("32") else ":", "linewidth": 2, "zorder": 3}
+        )
         axes.plot(*zip(*points, strict=True), marker="o", markersize=3, **style)
         ends[name] = (points[0][1], style["color"])
     axes.set(xscale="log", yscale="log", xlabel="link, Mbit/s", ylabel="seconds per training step")
