@@ -100,26 +100,18 @@ def _where(name_or_path: str | None) -> str:
 
 def _read(name_or_path: str) -> dict[str, Any]:
     shipped = shipped_names()
-    if name_or_path in shipped:
-        text = shipped_text(name_or_path)
-    elif Path(name_or_path).is_file():
-        try:
-            text = Path(name_or_path).read_text()
-        except UnicodeDecodeError:
-            raise ValueError(f"config {name_or_path}: not a text file") from None
-    else:
+    if name_or_path not in shipped and not Path(name_or_path).is_file():
         raise FileNotFoundError(
             f"config {name_or_path!r} is neither a YAML file nor one of the shipped ones: {', '.join(shipped)}"
         )
-    values = parse(text, f"config {name_or_path}")
+    content = shipped_text(name_or_path) if name_or_path in shipped else Path(name_or_path).read_bytes()
+    values = parse(content, f"config {name_or_path}")
     if not isinstance(values, dict):
         raise ValueError(f"config {name_or_path}: expected sections of keys, got {type(values).__name__}")
     return values
 
 
-def changed(
-    values: Mapping[str, Any], settings: Sequence[str] = (), sections: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def changed(values: Mapping[str, Any], settings: Sequence[str], sections: Mapping[str, Any]) -> dict[str, Any]:
     """Apply changes to the values of a configuration, and return the values; only the keys are validated.
 
     A change that chooses another codec, archive, optimizer or network replaces the whole section.
@@ -139,7 +131,7 @@ def changed(
         field = _field(list(path), found)
         _set(found, list(path), _value(text, field, f"--set {'.'.join(path)}={text}"))
         found = _with_tags(found, RunConfig)
-    for name, value in (sections or {}).items():
+    for name, value in sections.items():
         _merge(found, [name], value)
         found = _with_tags(found, RunConfig)
     return found

@@ -61,14 +61,16 @@ class _Dumper(yaml.SafeDumper):
 _Loader.add_constructor(_INT, _Loader.construct_yaml_int)
 
 
-def parse(text: str, where: str) -> Any:
-    """Parse YAML.
+def parse(text: str | bytes, where: str) -> Any:
+    """Parse YAML: a text, or the content of a file.
 
     Raises:
-        ValueError: The text is not YAML; the message says where.
+        ValueError: It is not a text or not YAML; the message says where.
     """
     try:
-        return yaml.load(text, Loader=_Loader)
+        return yaml.load(text.decode() if isinstance(text, bytes) else text, Loader=_Loader)
+    except UnicodeDecodeError:
+        raise ValueError(f"{where}: not a text file") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
