@@ -102,9 +102,9 @@ def refuse_without_effect(
         ValueError: A key has no effect; the message names the first such key and the reason.
     """
     for key in keys:
-        if any(_is_within(key, ignored) for ignored in ignores):
+        if any(is_within(key, ignored) for ignored in ignores):
             raise ValueError(f"--set {key} has no effect: {verb} does not read it")
-        if not any(_is_within(key, read) or _is_within(read, key) for read in reads):
+        if not any(is_within(key, read) or is_within(read, key) for read in reads):
             raise ValueError(f"--set {key} has no effect: {verb} reads {', '.join(reads)}")
         for rule in _rules(config):
             if key == rule.key and rule.is_idle(config):
@@ -127,14 +127,13 @@ def refuse_idle(config: RunConfig, base: RunConfig | None, changes: Sequence[str
     Raises:
         ValueError: Values have no effect; the message has a line with the reason for every such key.
     """
-    lasting = {*idle_keys(base)} if base is not None else set()
-
-    def is_mistake(key: str) -> bool:
-        within = key in lasting or any(_is_within(key, change) for change in changes)
-        return key in changes or (within and _is_chosen(config, key))
-
+    mistaken = [*changes, *(idle_keys(base) if base is not None else ())]
     found = {
-        rule.key: rule.reason for rule in reversed(_rules(config)) if is_mistake(rule.key) and rule.is_idle(config)
+        rule.key: rule.reason
+        for rule in reversed(_rules(config))
+        if any(is_within(rule.key, place) for place in mistaken)
+        and (rule.key in changes or _is_chosen(config, rule.key))
+        and rule.is_idle(config)
     }
     lines = [f"{key}={value_at(config, key)} has no effect: {reason}" for key, reason in sorted(found.items())]
     if lines:
@@ -160,5 +159,6 @@ def _is_chosen(config: RunConfig, key: str) -> bool:
     return value is not None and value != section.default(name)
 
 
-def _is_within(key: str, section: str) -> bool:
+def is_within(key: str, section: str) -> bool:
+    """Return whether a key is a section or lies in it."""
     return key == section or key.startswith(f"{section}.")

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from conf.effect import is_within
 from conf.keys import without_tag
+from conf.load import flat
 from conf.notation import parse
 from conf.sections.section import refuse
 
@@ -20,7 +22,6 @@ _OF_THE_WHOLE_GRID = (
     "training.output",
     "training.resume_run",
 )
-_ABSENT = object()
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,9 @@ def read_grid(path: Path) -> list[Cell]:
         ValueError: The file is not YAML or not of this form; the message names the file and the place in it.
     """
     try:
-        text = path.read_text()
-    except UnicodeDecodeError:
-        raise ValueError(f"grid {path}: not a text file") from None
+        content = parse(path.read_bytes(), f"grid {path}")
     except OSError as error:
         raise FileNotFoundError(f"grid {path} cannot be read: {error.strerror}") from None
-    content = parse(text, f"grid {path}")
     blocks = content if isinstance(content, list) else [content]
     found: list[dict[str, Any]] = []
     for place, block in enumerate(blocks, 1):
@@ -98,7 +96,8 @@ def _cells(block: Any, where: str) -> Iterator[dict[str, Any]]:
     )
     for place, cell in enumerate(listed, 1):
         own = _settings(cell, f"{where}, cell {place}")
-        _refuse_repetition(where, common, own, product)
+        keys = [*common, *own, *product]
+        refuse(*((keys.count(key) > 1, f"{where}: {key} is given twice, and one would have no effect") for key in keys))
         for combination in itertools.product(*product.values()):
             values = {**common, **own, **dict(zip(product, combination, strict=True))}
             sections = {key: section_with(values, key) for key in values}
@@ -134,13 +133,6 @@ def _settings(values: Any, where: str) -> dict[str, Any]:
     return found
 
 
-def _refuse_repetition(where: str, *parts: Mapping[str, Any]) -> None:
-    keys = [key for part in parts for key in part]
-    twice = next((key for key in keys if keys.count(key) > 1), None)
-    if twice is not None:
-        raise ValueError(f"{where}: {twice} is given twice, and one would have no effect")
-
-
 def section_with(values: Mapping[str, Any], key: str) -> str | None:
     """Return the key of a section among `values` that also sets `key`; None: there is none.
 
@@ -148,15 +140,16 @@ def section_with(values: Mapping[str, Any], key: str) -> str | None:
         values: Values by key, such as `{"optimizer": {"name": "sgd", "momentum": 0.9}}`.
         key: A key, such as `optimizer.momentum`.
     """
-    parts = key.split(".")
-    for length in range(1, len(parts)):
-        section = ".".join(parts[:length])
-        inner = values.get(section)
-        for name in parts[length:]:
-            inner = inner.get(name, _ABSENT) if isinstance(inner, Mapping) else _ABSENT
-        if inner is not _ABSENT:
-            return section
-    return None
+    return next(
+        (
+            section
+            for section, inner in values.items()
+            if section != key
+            and is_within(key, section)
+            and any(is_within(name, key) for name, _ in flat({section: inner}))
+        ),
+        None,
+    )
 
 
 def _plain(value: Any) -> str:
