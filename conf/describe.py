@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from conf.effect import idle_keys
-from conf.keys import choice_of, choices, find, section_of
+from conf.keys import choice_of, choices, section_of
 from conf.load import shipped_names, shipped_text
 from conf.notation import text_of
 from conf.schema import RunConfig
-from conf.sections.section import Section
+from conf.sections.section import Section, value_at
 
 
 def members(path: str) -> dict[str, str]:
@@ -32,18 +32,14 @@ def to_yaml(config: RunConfig, *, comments: bool = False) -> str:
     """
     values = config.model_dump(mode="json")
     for key in idle_keys(config):
-        _set_default(values, key.split("."))
+        path, _, name = key.rpartition(".")
+        inner = values
+        for part in path.split("."):
+            inner = inner[part]
+        inner[name] = value_at(config, path).default(name)
     if not comments:
         return text_of(values, width=1000, allow_unicode=True)
     return "\n".join(_commented(values, RunConfig, "")) + "\n"
-
-
-def _set_default(values: dict[str, Any], path: list[str]) -> None:
-    field = find(path, values)
-    assert field is not None, "the configuration has it"
-    for name in path[:-1]:
-        values = values[name]
-    values[path[-1]] = field.get_default(call_default_factory=True)
 
 
 def _commented(values: Mapping[str, Any], section: type[Section], indent: str) -> Iterator[str]:

@@ -221,16 +221,13 @@ def _no_such_member(path: list[str], value: object) -> str:
 
 def _expected_keys(path: list[str | int], values: Mapping[str, Any]) -> str:
     """Describe the keys of a section or of a list's elements."""
-    if path and isinstance(path[-1], int):
-        field = find([str(part) for part in path[:-1]], values)
-        element = getattr(field.annotation, "__args__", [None])[0] if field is not None else None
-        keys = list(element.model_fields) if isinstance(element, type) and issubclass(element, Section) else []
-        return f"should be {{{', '.join(f'{key}: ...' for key in keys)}}}"
-    field = find([str(part) for part in path], values)
+    field, name = find([part for part in path if isinstance(part, str)], values), _name(path)
+    if field is not None and isinstance(path[-1], int):
+        (element,) = get_args(field.annotation)
+        return f"should be {{{', '.join(f'{key}: ...' for key in element.model_fields)}}}"
     section = section_of(field, None) if field is not None else None
     if section is None:
         return "should be a section with keys"
-    name = _name(path)
     return f"{name} is a section: set {', '.join(f'{name}.{key}' for key in section.model_fields)}"
 
 
