@@ -10,7 +10,7 @@ from conf.sections.codecs import ExchangeConfig
 from conf.sections.dataset import DatasetConfig, PrepareConfig, ReaderConfig
 from conf.sections.input import InputConfig
 from conf.sections.launch import LaunchConfig, TrackingConfig
-from conf.sections.modes import ModeConfig, SynchronousConfig
+from conf.sections.modes import SynchronousConfig
 from conf.sections.networks import ModelConfig, ResNetConfig
 from conf.sections.optimizers import LARSConfig, OptimizerConfig
 from conf.sections.probe import ProbeConfig
@@ -135,8 +135,52 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _mode_fits_the_rest(self) -> "RunConfig":
-        check_mode(self.training.mode, self.launch, self)
-        check_recovery(self.launch, self.training, self.reader)
+        chosen, mode = self.training.mode.name, self.training.mode.declaration
+        if self.launch.num_workers % mode.ranks_per_copy:
+            raise ValueError(
+                f"launch.num_workers={self.launch.num_workers} does not divide into copies of the model of "
+                f"{mode.ranks_per_copy} workers each, as training.mode={chosen} has them: set a multiple of "
+                f"{mode.ranks_per_copy}"
+            )
+        for key, allowed, reason, remedy in mode.refusals():
+            value = choice_at(self, key)
+            if value is not None and value != [] and value not in allowed:
+                is_long = isinstance(value, list) and isinstance(value[0], Section)
+                raise ValueError(f"{key if is_long else f'{key}={value}'} {reason}: {remedy}")
+        ranks = self.model.batch_norm_ranks
+        refuse(
+            (
+                mode.ranks_per_copy > 1 and ranks != 1,
+                f"model.batch_norm_ranks={ranks} makes groups of workers, and training.mode={chosen} makes those that "
+                "hold one copy of the model: set model.batch_norm_ranks=1",
+            ),
+        )
+        return self
+
+    @model_validator(mode="after")
+    def _recovery_fits_the_rest(self) -> "RunConfig":
+        in_place, refused = self.launch.recover == "in_place", self.training.mode.declaration.not_in_place
+        refuse(
+            (
+                in_place and refused,
+                f"launch.recover=in_place {refused}: set launch.recover=restart, and launch.retries",
+            ),
+            (
+                in_place and self.launch.num_workers == 1,
+                "launch.recover=in_place continues with the other workers, and launch.num_workers=1 has none: set "
+                "launch.recover=restart, and launch.retries",
+            ),
+            (
+                in_place and self.training.trace_steps is not None,
+                "training.trace_steps brings the clocks of processes together, and launch.recover=in_place may replace "
+                "one of them: set launch.recover=restart",
+            ),
+            (
+                in_place and self.reader.name == "petastorm",
+                "launch.recover=in_place continues within an epoch, and reader.name=petastorm begins epochs only at "
+                "their start: set reader.name=groundswell",
+            ),
+        )
         return self
 
     @property
@@ -153,8 +197,7 @@ class RunConfig(Section):
     @property
     def places_in_epochs(self) -> list[str]:
         """Keys of the places of the run that are in epochs."""
-        places = [*self.schedule.places(), *self.input.places()]
-        return [key for key, place in places if place.epochs is not None]
+        return [key for key, place in [*self.schedule.places(), *self.input.places()] if place.epochs is not None]
 
     def with_values(self, **sections: Mapping[str, Any]) -> "RunConfig":
         """Return a copy with new values by section and key, validated as a whole."""
@@ -163,12 +206,13 @@ class RunConfig(Section):
 
     def with_synchronous_mode(self) -> "RunConfig":
         """Return the same global batch in the mode `synchronous`, for jobs that train in no other mode."""
-        training = {
-            "mode": SynchronousConfig(),
-            "accumulation_steps": 1,
-            "global_batch_size": self.global_batch_size,
-        }
-        return self.with_values(training=training)
+        return self.with_values(
+            training={
+                "mode": SynchronousConfig(),
+                "accumulation_steps": 1,
+                "global_batch_size": self.global_batch_size,
+            }
+        )
 
     def accumulation_steps(self, workers: int) -> int | None:
         """Return each copy's micro-batches per optimizer step; None: these workers cannot divide the batch."""
@@ -188,42 +232,6 @@ class RunConfig(Section):
         sizes = range(self.training.mode.declaration.unawaited_workers + 1, self.launch.num_workers)
         span = self.model.batch_norm_span
         return [size for size in sizes if self.accumulation_steps(size) and size % span(size) == 0]
-
-
-def check_mode(chosen: ModeConfig, launch: LaunchConfig, config: Section) -> None:
-    """Check that all other settings fit the training mode.
-
-    Args:
-        chosen: The mode.
-        launch: How many workers train.
-        config: The whole configuration; the mode's declaration names the keys to check.
-
-    Raises:
-        ValueError: A setting does not fit the mode. The message names it, the reason and the remedy.
-    """
-    mode, workers = chosen.declaration, launch.num_workers
-    if workers % mode.ranks_per_copy:
-        raise ValueError(
-            f"launch.num_workers={workers} does not divide into copies of the model of {mode.ranks_per_copy} workers "
-            f"each, as training.mode={chosen.name} has them: set a multiple of {mode.ranks_per_copy}"
-        )
-    for key, allowed, reason, remedy in mode.refusals():
-        value = choice_at(config, key)
-        if value is not None and value != [] and value not in allowed:
-            is_long = isinstance(value, list) and isinstance(value[0], Section)
-            raise ValueError(f"{key if is_long else f'{key}={value}'} {reason}: {remedy}")
-    ranks = value_at(config, "model.batch_norm_ranks")
-    refuse(
-        (
-            mode.ranks_per_copy > 1 and ranks != 1,
-            f"model.batch_norm_ranks={ranks} makes groups of workers, and training.mode={chosen.name} makes those that "
-            "hold one copy of the model: set model.batch_norm_ranks=1",
-        ),
-        (
-            launch.recover == "in_place" and mode.not_in_place,
-            f"launch.recover=in_place {mode.not_in_place}: set launch.recover=restart, and launch.retries",
-        ),
-    )
 
 
 def check_length(training: TrainingConfig, exchange: ExchangeConfig, steps_per_epoch: int) -> str | None:
@@ -248,11 +256,9 @@ def check_length(training: TrainingConfig, exchange: ExchangeConfig, steps_per_e
             f"{beginning.meaning}: lower it, or set training.mode=synchronous"
         )
     exchanges, wanted = mode.exchanges(epochs, steps_per_epoch), mode.wanted_exchanges()
-    if exchanges is None:
-        _check_warmup_ends(exchange, steps, "steps")
-        return None
-    _check_warmup_ends(exchange, exchanges, "exchanges")
-    if wanted is None or exchanges >= wanted[1]:
+    number, unit = (steps, "steps") if exchanges is None else (exchanges, "exchanges")
+    _check_warmup_ends(exchange, number, unit)
+    if exchanges is None or wanted is None or exchanges >= wanted[1]:
         return None
     return (
         f"{wanted[0]} wants about {wanted[1]} exchanges, and this run has {exchanges}: lower it or have workers "
@@ -284,30 +290,3 @@ def _check_warmup_ends(exchange: ExchangeConfig, number: int, unit: str) -> None
                     f"{exchange.warmup_steps} gradients travel in float32: raise the one or lower the other",
                 ),
             )
-
-
-def check_recovery(launch: LaunchConfig, training: TrainingConfig, reader: ReaderConfig) -> None:
-    """Check that training can continue in place after a worker's process has died.
-
-    Raises:
-        ValueError: Training cannot continue in place. The message says why and what to do.
-    """
-    if launch.recover != "in_place":
-        return
-    refuse(
-        (
-            launch.num_workers == 1,
-            "launch.recover=in_place continues with the other workers, and launch.num_workers=1 has none: set "
-            "launch.recover=restart, and launch.retries",
-        ),
-        (
-            training.trace_steps is not None,
-            "training.trace_steps brings the clocks of processes together, and launch.recover=in_place may replace one "
-            "of them: set launch.recover=restart",
-        ),
-        (
-            reader.name == "petastorm",
-            "launch.recover=in_place continues within an epoch, and reader.name=petastorm begins epochs only at their "
-            "start: set reader.name=groundswell",
-        ),
-    )
