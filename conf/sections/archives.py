@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from conf.sections.section import ImportPath, Section
+from conf.sections.section import ImportPath, Section, member_names
 
 
 class FolderArchive(Section):
@@ -136,6 +136,6 @@ ROOTED_KINDS = tuple(
     kind
     for member in get_args(get_args(ArchiveConfig)[0])
     if issubclass(member, FolderArchive)
-    for kind in get_args(member.model_fields["kind"].annotation)
+    for kind in member_names(member, "kind")
 )
 """Kinds of archives that are read from a folder."""

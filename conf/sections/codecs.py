@@ -1,18 +1,15 @@
 """The settings of the gradient exchange, and of every codec, by name; their defaults are stated here only."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from conf.sections.section import NamedSection, Section, member_names
+from conf.sections.section import NamedSection, Section
 
 
 class CodecMember(NamedSection):
     """The settings that all codecs share."""
-
-    overflow_remedy: ClassVar[str] = ""
-    """Action when a mean of gradients exceeds the codec's range, if this range is smaller than float32's."""
 
     @property
     def keeps_residual(self) -> bool:
@@ -48,11 +45,6 @@ class NoneConfig(CodecMember):
 
 class Fp16Config(CodecMember):
     """Half floats."""
-
-    overflow_remedy: ClassVar[str] = (
-        "a half float holds up to 65,504 / exchange.codec.prescale: lower exchange.codec.prescale, choose "
-        "exchange.codec=bf16 or none, or lower the learning rate"
-    )
 
     name: Literal["fp16"] = "fp16"
     prescale: float = Field(default=1.0, gt=0)
@@ -245,12 +237,11 @@ CodecConfig = Annotated[
     | OneBitAdamCodecConfig,
     Field(discriminator="name"),
 ]
-
-
-def overflow_remedy(name: str) -> str:
-    """Return the action when a mean of gradients exceeds a codec's range; empty: the range is float32's."""
-    members: tuple[type[CodecMember], ...] = get_args(get_args(CodecConfig)[0])
-    return next((member.overflow_remedy for member in members if name in member_names(member)), "")
+OVERFLOW_REMEDIES = {
+    "fp16": "a half float holds up to 65,504 / exchange.codec.prescale: lower exchange.codec.prescale, choose "
+    "exchange.codec=bf16 or none, or lower the learning rate"
+}
+"""Actions when a mean of gradients exceeds the range of a codec, for codecs whose range is smaller than float32's."""
 
 
 class ExchangeConfig(Section):

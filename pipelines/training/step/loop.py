@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from conf.sections.codecs import overflow_remedy
+from conf.sections.codecs import OVERFLOW_REMEDIES
 from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, MEANS_NOT_FINITE
 from models.compression.exchange.wire import Collective
 from models.schedules import Schedule
@@ -246,7 +246,7 @@ def _divergence(message: str, rank: int, step: int) -> str | None:
     name = codec[1]
     return (
         f"the mean of the gradients is not finite at step {step} after exchange.codec={name}, though every rank's own "
-        f"gradients are: {overflow_remedy(name) or REMEDY}"
+        f"gradients are: {OVERFLOW_REMEDIES.get(name, REMEDY)}"
     )
 
 
