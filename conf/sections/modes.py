@@ -51,11 +51,15 @@ class SynchronousConfig(ModeSettings):
         """See `ModeDeclaration`."""
         if not self.shard_optimizer:
             return ()
-        reason = (
-            "gives every worker all of the mean gradient, and training.mode.shard_optimizer=true gives each one its "
-            "part, in float32"
+        return (
+            Refusal(
+                "exchange.codec",
+                ("none",),
+                "gives every worker all of the mean gradient, and training.mode.shard_optimizer=true gives each one "
+                "its part, in float32",
+                "set exchange.codec=none or training.mode=synchronous",
+            ),
         )
-        return (Refusal("exchange.codec", ("none",), reason, "set exchange.codec=none or training.mode=synchronous"),)
 
     def idle(self) -> Sequence[Idle]:
         """See `ModeDeclaration`."""
@@ -278,8 +282,14 @@ class PipelineConfig(ModeSettings):
 
     def idle(self) -> Sequence[Idle]:
         """See `ModeDeclaration`."""
-        of_one = {"launch.num_workers": (self.stages,)}
-        return (Idle("exchange.bucket_mib", "one pipeline exchanges no gradients", of_one, per_run=True),)
+        return (
+            Idle(
+                "exchange.bucket_mib",
+                "one pipeline exchanges no gradients",
+                {"launch.num_workers": (self.stages,)},
+                per_run=True,
+            ),
+        )
 
 
 class ParameterServerConfig(ModeSettings):
@@ -411,8 +421,7 @@ class ImportedModeConfig(Imported):
             brings_tensorflow = named & {_TENSORFLOW, "keras"} or (_TENSORFLOW in sys.modules and not had_tensorflow)
             found = None if brings_tensorflow else getattr(imported, name)(**self.settings)
         except Exception as error:  # foreign code may raise any exception
-            text = " ".join(str(error).split())
-            raise ValueError(f"{setting}: {type(error).__name__}: {text}") from None
+            raise ValueError(f"{setting}: {type(error).__name__}: {' '.join(str(error).split())}") from None
         if brings_tensorflow:
             raise ValueError(
                 f"{setting}: module {module} imports TensorFlow, and the driver reads it: let `implementation` name a "

@@ -86,6 +86,8 @@ class MomentumOptimizer(OptimizerBase):
 class MomentsOptimizer(OptimizerBase):
     """The settings of Adam and its relatives."""
 
+    learning_rate_per_256: float | None = Field(default=0.001, gt=0)
+    """Peak learning rate for a global batch of 256; null if `learning_rate` is given."""
     beta_1: float = Field(default=0.9, ge=0, lt=1)
     """Decay of the first moment, with onebit_adam also for the codec."""
     beta_2: float = Field(default=0.999, ge=0, lt=1)
@@ -130,8 +132,6 @@ class AdamWConfig(MomentsOptimizer):
     """AdamW (Loshchilov and Hutter 2019); weight decay is separate from the gradient (decoupled)."""
 
     name: Literal["adamw"] = "adamw"
-    learning_rate_per_256: float | None = Field(default=0.001, gt=0)
-    """Peak learning rate for a global batch of 256; null if `learning_rate` is given."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Coefficient of the weight decay."""
     epsilon: float = Field(default=1e-8, gt=0)
@@ -162,8 +162,6 @@ class OneBitAdamConfig(MomentsOptimizer):
     """1-bit Adam (Tang et al. 2021); with exchange.codec=onebit_adam. Weight decay is decoupled."""
 
     name: Literal["onebit_adam"] = "onebit_adam"
-    learning_rate_per_256: float | None = Field(default=0.001, gt=0)
-    """Peak learning rate for a global batch of 256; null if `learning_rate` is given."""
     scaling: Literal["linear", "sqrt"] = "linear"
     """How the peak depends on the global batch size, with `learning_rate_per_256`."""
     warmup_steps: int = Field(default=0, ge=0)

@@ -1,5 +1,6 @@
 """The settings of the learning rate's schedule: a warm-up, a decay, and the places of changes."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -170,10 +171,8 @@ def check_rising(places: Sequence[tuple[str, float]], end: float, *, unit: str, 
     Raises:
         ValueError: A place is out of order or beyond the end; the message names the first one.
     """
-    before = ("the beginning", 0.0)
-    for name, place in places:
+    for (before, start), (name, place) in itertools.pairwise([("the beginning", 0.0), *places]):
         if place > end:
             raise ValueError(f"{name} is at {unit} {place:g}, beyond the end of the run ({end_text})")
-        if place < before[1]:
-            raise ValueError(f"{name} is at {unit} {place:g}, before {before[0]} at {unit} {before[1]:g}: must rise")
-        before = (name, place)
+        if place < start:
+            raise ValueError(f"{name} is at {unit} {place:g}, before {before} at {unit} {start:g}: must rise")

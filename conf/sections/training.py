@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from conf.sections.modes import ModeConfig, SynchronousConfig
-from conf.sections.section import Imported, NamedSection, Section, refuse
+from conf.sections.section import Imported, NamedSection, Section, refuse, value_at
 
 
 class CrossEntropyConfig(NamedSection):
@@ -135,13 +135,15 @@ class TrainingConfig(Section):
 
     @model_validator(mode="after")
     def _settings_fit_together(self) -> "TrainingConfig":
-        for key in ("label_smoothing", "class_weights"):
-            if isinstance(self.loss, ImportedLossConfig) and getattr(self, key) != self.default(key):
-                raise ValueError(
-                    f"training.{key}={getattr(self, key)} is for training.loss=cross_entropy, and training.loss is "
-                    f"{self.loss.path}: give your function such an argument in training.loss.settings"
-                )
         refuse(
+            *(
+                (
+                    isinstance(self.loss, ImportedLossConfig) and getattr(self, key) != self.default(key),
+                    f"training.{key}={getattr(self, key)} is for training.loss=cross_entropy, and training.loss is "
+                    f"{value_at(self.loss, 'path')}: give your function such an argument in training.loss.settings",
+                )
+                for key in ("label_smoothing", "class_weights")
+            ),
             (
                 self.mixup is not None and self.batch_size_per_worker % 2,
                 f"training.mixup mixes the samples of a batch in pairs: set training.batch_size_per_worker to an even "
