@@ -9,7 +9,7 @@ from pathlib import Path
 from conf.schema import RunConfig
 from conf.sections.section import refuse
 from jobs.shell import cli
-from jobs.shell.command import Result, model_uri_of, read_config, say
+from jobs.shell.command import Result, failure_of, model_uri_of, read_config, say
 from jobs.shell.paths import check_outputs, with_absolute_paths
 from jobs.shell.records import ScoresOfModel, start_run_of_model, write_per_class
 from jobs.shell.session import spark_session
@@ -65,8 +65,10 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test", result: Res
     report = _checked_report(config)
     splits = splits_of(split)
     name = "-".join(splits)
-    tuned_on = _splits_to_tune_on(config, manifest, splits)
-    sources = [dataset_source(dataset, settings, chosen) for chosen in (splits, *tuned_on)]
+    is_tuned = config.evaluate.tune_thresholds and manifest.task == "multi_label"
+    # Thresholds would look too good on the split that tunes them.
+    tuned_on = [VALIDATION_SPLIT] if is_tuned and VALIDATION_SPLIT in {*manifest.splits} - {*splits} else []
+    sources = [dataset_source(dataset, settings, chosen) for chosen in (splits, tuned_on) if chosen]
     served = find_model(model_uri)
     model = describe(served)
     check_fits(model, where=str(dataset), task=manifest.task, class_names=manifest.class_names, groups=manifest.groups)
@@ -89,7 +91,8 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test", result: Res
         validation=validation[0] if validation else None,
     )
     page = _page(config, measured, scores, splits, model, settings)
-    problem = _write_report(report, page)  # before the store is used, which may be away by now
+    # Before the store is used, which may be away by now.
+    problem = "" if report is None else failure_of(write_whole, report, page.encode())
     run = _record(config, served, measured, name, page, manifest, result or Result("evaluate"))
     # `score` predicts each image alone: thresholds for means do not suit it.
     if (
@@ -120,23 +123,6 @@ def _checked_report(config: RunConfig) -> Path | None:
         raise ValueError(f"evaluate.report={report} cannot be written")
     check_outputs(f"evaluate.report={report}", {report: PAGE_MARK})
     return report
-
-
-def _splits_to_tune_on(config: RunConfig, manifest: Manifest, splits: Sequence[str]) -> list[list[str]]:
-    """Return the validation split if it tunes thresholds; on this split itself they would look too good."""
-    can_tune = VALIDATION_SPLIT in manifest.splits and VALIDATION_SPLIT not in splits
-    is_tuned = config.evaluate.tune_thresholds and can_tune and manifest.task == "multi_label"
-    return [[VALIDATION_SPLIT]] if is_tuned else []
-
-
-def _write_report(report: Path | None, page: str) -> str:
-    """Write the page to the requested file; return why this failed, or an empty text."""
-    try:
-        if report is not None:
-            write_whole(report, page.encode())
-    except OSError as error:
-        return str(error.strerror)
-    return ""
 
 
 def splits_of(text: str) -> list[str]:
@@ -198,9 +184,7 @@ def _record(
         TrackingError: The store does not accept the scores; they are in the message.
     """
     symmetries = config.evaluate.test_time_augmentation
-    parameters = {"split": split}
-    if symmetries is not None:
-        parameters["test_time_augmentation"] = symmetries
+    parameters = {"split": split} | ({} if symmetries is None else {"test_time_augmentation": symmetries})
     name = " ".join(["evaluate", split, *filter(None, [symmetries])])
     scores = ScoresOfModel(measured.metrics, _REMEDY)
     child, parent = start_run_of_model(
@@ -266,9 +250,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     result.dataset, result.model_uri = config.dataset.path, model_uri_of(arguments.model)
     evaluation = evaluate(config, result.model_uri, arguments.split, result)
     result.metrics = {f"{evaluation.split}/{name}": value for name, value in evaluation.metrics.items()}
-    say(*per_class_lines(evaluation))
-    for name, value in evaluation.metrics.items():
-        say(f"{name}: {value:.4f}")
+    say(*per_class_lines(evaluation), *(f"{name}: {value:.4f}" for name, value in evaluation.metrics.items()))
 
 
 if __name__ == "__main__":

@@ -73,12 +73,7 @@ class Result:
 
         So the file of a killed job says what it did. A failure is an error only at the end of the job.
         """
-        try:
-            if self.file is not None:
-                self.write(self.file)
-        except OSError as error:
-            return str(error.strerror)
-        return ""
+        return "" if self.file is None else failure_of(self.write, self.file)
 
     def write(self, path: Path) -> None:
         """Write all results as JSON, without passwords; the file is replaced atomically.
@@ -89,16 +84,21 @@ class Result:
         Raises:
             OSError: The folder does not exist or is not writable.
         """
-        is_read_by_line = path.exists() and not path.is_file()
-        text = json.dumps(self._without_passwords(), indent=None if is_read_by_line else 1)
-        write_whole(path, f"{text}\n".encode())
-
-    def _without_passwords(self) -> dict[str, Any]:
         values = {name: redacted(value) if isinstance(value, str) else value for name, value in asdict(self).items()}
         del values["file"]
         if self.continue_with is not None:
             values["continue_with"] = [redacted(text) for text in self.continue_with]
-        return values
+        is_read_by_line = path.exists() and not path.is_file()
+        write_whole(path, f"{json.dumps(values, indent=None if is_read_by_line else 1)}\n".encode())
+
+
+def failure_of(write: Callable[..., None], *arguments: Any) -> str:
+    """Write a file with a function and its arguments; return why this failed, or an empty text."""
+    try:
+        write(*arguments)
+    except OSError as error:
+        return str(error.strerror)
+    return ""
 
 
 def check_replaceable(path: Path) -> None:
@@ -167,8 +167,10 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
     refuse_idle(config, base_of(arguments.config), keys, f"config {arguments.config}: " if arguments.config else "")
     if config.training.resume_run is not None:  # it is no error, because the same command continues its run
         for key in sorted({*_OF_NEW_RUNS} & {*keys}):
-            reason = "training.resume_run continues a run, with its weights, experiment and name"
-            _tell(arguments.verb, f"--set {key} is not used: {reason}")
+            _tell(
+                arguments.verb,
+                f"--set {key} is not used: training.resume_run continues a run, with its weights, experiment and name",
+            )
     return config
 
 
