@@ -118,13 +118,9 @@ class TrainingDisplay:
             case SavingModel():
                 say("saving the model")
             case TrackingNews():
-                self._say_tracking(_RANK_0, event.news, event.reason)
+                self.tracking(event.news, event.reason, _RANK_0)
 
-    def tracking(self, news: "News", reason: str) -> None:
-        """Show the state of the driver's own writes to MLflow."""
-        self._say_tracking("driver", news, reason)
-
-    def _say_tracking(self, process: str, news: "News", reason: str) -> None:
+    def tracking(self, news: "News", reason: str, process: str = "driver") -> None:
         """Say once that MLflow is away, for driver and rank 0 together, and once that both reach it again."""
         if news == "refused":
             say(f"MLflow refuses a write for good: {reason}")

@@ -13,6 +13,7 @@ from pipelines.launch.driver.failure import RankLostError
 from pipelines.launch.driver.preflight import check_cluster, unused_gpus
 from pipelines.launch.runner import Attempt, BarrierRunner, LogToDriver
 from pipelines.launch.wire.messages import JsonObject
+from pipelines.machine.console import counted
 from pipelines.tracking.store.store import worker_environment
 from pipelines.training.finders.batches import smaller_batch
 from pipelines.training.ranks.events import Event, MemoryNeeded, event_of
@@ -58,7 +59,7 @@ def barrier_runner(
 
     def tell(attempt: Attempt) -> None:
         again = f"attempt {attempt.number} after: {attempt.after}; " if attempt.number > 1 else ""
-        say(f"{again}starting {_workers(attempt)}")
+        say(f"{again}starting {counted(attempt.num_workers, 'worker')}")
         on_attempt(attempt)
 
     def on_report(fields: JsonObject) -> None:
@@ -84,13 +85,9 @@ def barrier_runner(
         log_to_driver=log_to_driver,
         log_folder=log_folder,
         on_attempt=tell,
-        on_ready=lambda attempt: say(f"{_workers(attempt)} ready"),
+        on_ready=lambda attempt: say(f"{counted(attempt.num_workers, 'worker')} ready"),
         on_report=on_report,
     )
-
-
-def _workers(attempt: Attempt) -> str:
-    return "1 worker" if attempt.num_workers == 1 else f"{attempt.num_workers} workers"
 
 
 class ShortageHint:

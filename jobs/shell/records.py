@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,12 +33,12 @@ def write_run(run: TrackedRun, write: Callable[[RunWriter], None], **options: An
         write: Function that writes.
         options: Options of the writer.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        writer = RunWriter(run, Path(folder, "journal"), **options)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(RunWriter(run, Path(folder, "journal"), **options)) as writer,
+    ):
         write(writer)
-        reason = writer.drain()
-        writer.close()
-    return reason
+        return writer.drain()
 
 
 class ScoresOfModel(NamedTuple):

@@ -99,8 +99,10 @@ def _started(name: str, master: str) -> SparkSession:
             # Spark's bar of stages would write over the job's own lines and bars.
             settings = {"spark.app.name": name, "spark.master": master, "spark.ui.showConsoleProgress": "false"}
             if is_local_master(master):
-                options = f"-Dlog4j2.configurationFile={logging.as_uri()}"
-                settings |= {**_LOOPBACK_ONLY, "spark.driver.extraJavaOptions": options}
+                settings |= {
+                    **_LOOPBACK_ONLY,
+                    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging.as_uri()}",
+                }
         say(f"starting Spark ({'as submitted' if submitted else master})")
         return _start(settings)
 
