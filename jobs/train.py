@@ -5,6 +5,7 @@ import base64
 import html
 import io
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,6 @@ from jobs.shell.ranks import ShortageHint, barrier_runner, check_slots
 from jobs.shell.session import spark_session
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.dataset.format.order import steps_per_epoch
-from pipelines.launch.driver.failure import WorkerError
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
 from pipelines.storage.folder import Location, leaving_nothing
 from pipelines.storage.locations import redacted
@@ -187,17 +187,14 @@ def train_on(
             on_attempt=record.attempt,
             on_event=on_event,
         )
-        summary: TrainingSummary | None = None
-        has_diverged = False
         try:
             try:
-                summary = runner.run(entry.train, config, record.run, record.checkpoints)
-            except WorkerError as error:
-                has_diverged = is_divergence(error)
+                with closing(display):
+                    summary: TrainingSummary = runner.run(entry.train, config, record.run, record.checkpoints)
+            except BaseException as error:
+                record.finish(None, has_diverged=is_divergence(error))
                 raise
-            finally:
-                display.close()
-                record.finish(summary, has_diverged=has_diverged)
+            record.finish(summary)
         except BaseException as error:
             shortage.say(error)
             _remember_newest(result, record.run, record.checkpoints)
