@@ -3,7 +3,7 @@
 import argparse
 
 from conf.schema import RunConfig
-from conf.sections.schedules import ConstantConfig, NoWarmupConfig, ScheduleConfig
+from conf.sections.schedules import ConstantConfig, NoWarmupConfig
 from jobs.shell import cli
 from jobs.shell.command import Result, read_config, say
 from jobs.shell.paths import with_absolute_paths
@@ -68,14 +68,14 @@ def _with_smallest_batch(config: RunConfig) -> RunConfig:
     """
     size = batch_multiple(config.training)
     accumulates = config.training.global_batch_size is not None
-    update = {
-        "batch_size_per_worker": size,
-        "global_batch_size": config.launch.num_workers * size if accumulates else None,
-    }
-    constant = ScheduleConfig(warmup=NoWarmupConfig(), decay=ConstantConfig())
-    training = config.training.model_copy(update=update)
-    full = type(config.input).model_validate({**config.input.model_dump(), "resolution_schedule": []})
-    return config.model_copy(update={"training": training, "schedule": constant, "input": full})
+    return config.with_values(
+        training={
+            "batch_size_per_worker": size,
+            "global_batch_size": config.launch.num_workers * size if accumulates else None,
+        },
+        schedule={"warmup": NoWarmupConfig(), "decay": ConstantConfig()},
+        input={"resolution_schedule": []},
+    )
 
 
 def _show(event: Event) -> None:
@@ -89,8 +89,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     Raises:
         RuntimeError: Even the smallest batch does not fit.
     """
-    config = read_config(arguments)
-    search = find_batch(config, arguments.at_most, result)
+    search = find_batch(read_config(arguments), arguments.at_most, result)
     say(*lines_of(search))
     if search.found is None:
         raise RuntimeError(

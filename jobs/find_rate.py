@@ -60,8 +60,12 @@ def find_rate(config: RunConfig, rates: Sequence[float], result: Result) -> Rang
                 _show(bar, event)
                 shortage.take(event)
 
-            about = f"groundswell find-rate: {config.tracking.run_name or 'range test'}"
-            runner = barrier_runner(spark, config.launch, description=about, on_event=on_event)
+            runner = barrier_runner(
+                spark,
+                config.launch,
+                description=f"groundswell find-rate: {config.tracking.run_name or 'range test'}",
+                on_event=on_event,
+            )
             try:
                 test: RangeTest = runner.run(entry.run_range_test, config, list(rates))
             except BaseException as error:
@@ -76,15 +80,13 @@ def find_rate(config: RunConfig, rates: Sequence[float], result: Result) -> Rang
 def table(points: Sequence[RatePoint], suggestion: Suggestion | None) -> list[str]:
     """Return the rate and the losses at every fifteenth of the test and at its last steps, as lines of text."""
     every = max(1, round(len(points) / _LINES))
-    shown = {*range(0, len(points), every), len(points) - 1}
     marks = {} if suggestion is None else {"steepest": suggestion.steepest, "lowest": suggestion.lowest}
-    shown |= {step for step, point in enumerate(points) if point.rate in marks.values()}
     lines = [f"{'step':>6} {'rate':>12} {'loss':>10} {'smoothed':>10}"]
-    for step in sorted(shown):
-        point = points[step]
+    for step, point in enumerate(points):
         notes = [name for name, rate in marks.items() if rate == point.rate]
-        text = f"{step:>6} {point.rate:>12.4g} {point.loss:>10.4f} {point.smoothed:>10.4f}  {', '.join(notes)}"
-        lines.append(text.rstrip())
+        if notes or step % every == 0 or step == len(points) - 1:
+            text = f"{step:>6} {point.rate:>12.4g} {point.loss:>10.4f} {point.smoothed:>10.4f}  {', '.join(notes)}"
+            lines.append(text.rstrip())
     return lines
 
 
@@ -119,12 +121,13 @@ def _show(bar: Bar, event: Event) -> None:
 
 def _started(config: RunConfig, manifest: Manifest) -> store.TrackedRun:
     """Create a run for the test."""
-    tags = {**tags_of("find-rate"), "dataset_fingerprint": manifest.fingerprint}
-    facts = dataset_facts(config.dataset.path, manifest)
-    parameters = parameters_of(config, manifest)
-    experiment = chosen_experiment(config.tracking.experiment)
-    name = config.tracking.run_name or f"range test {training_digest(config, manifest.fingerprint)[:NAMED_DIGITS]}"
-    return runs.start_run(experiment, name, parameters, tags, dataset=facts)
+    return runs.start_run(
+        chosen_experiment(config.tracking.experiment),
+        config.tracking.run_name or f"range test {training_digest(config, manifest.fingerprint)[:NAMED_DIGITS]}",
+        parameters_of(config, manifest),
+        {**tags_of("find-rate"), "dataset_fingerprint": manifest.fingerprint},
+        dataset=dataset_facts(config.dataset.path, manifest),
+    )
 
 
 def _record(run: store.TrackedRun, test: RangeTest) -> None:
