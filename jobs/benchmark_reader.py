@@ -55,18 +55,15 @@ def read_epoch(
     pause = batch_size / rows_per_second if rows_per_second else 0.0
     batches = training_batches(reader, seed=0, epoch=epoch, global_batch_size=batch_size, pool=pool)
     rows, waited = 0, 0.0
-    started = time.perf_counter()
-    while True:
-        asked = time.perf_counter()
-        batch = next(batches, None)
-        now = time.perf_counter()
-        if batch is None:
-            return Reading(rows, now - started, waited, reader.row_bytes)
-        waited += now - asked
+    started = asked = time.perf_counter()
+    for batch in batches:
+        waited += time.perf_counter() - asked
         rows += len(batch.rows)
         del batch
         if pause:
             time.sleep(pause)
+        asked = time.perf_counter()
+    return Reading(rows, time.perf_counter() - started, waited, reader.row_bytes)
 
 
 def drop_from_memory(folder: Path) -> None:

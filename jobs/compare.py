@@ -60,8 +60,10 @@ def collect(
         for experiment in experiments
         for run in recorded_trainings(experiment, filter_text, children=children, groups=CURVE_GROUPS, metrics=CURVES)
     }
-    read = [(path, read_runs(path)) for path in saved]
-    read += [(path, runs_of(read_lines(path), path.name)) for path in results]
+    read = [
+        *((path, read_runs(path)) for path in saved),
+        *((path, runs_of(read_lines(path), path.name)) for path in results),
+    ]
     for path, of_file in read:
         if not of_file:
             raise ValueError(f"{path} has no trainings yet")
@@ -116,10 +118,14 @@ class Comparison:
         check_outputs(f"the folder of the report {folder}", _files_in(folder))
         with os_errors_as(ValueError, f"the folder of the report {folder} cannot be made"):
             folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "table.csv", csv_of(table_rows(self.parts, self.metric, self.targets)))
-        write_text(folder / "table.tex", latex_of(self.parts))
-        write_text(folder / "runs.csv", runs_csv(self.parts, self.metric))
-        write_text(folder / "report.html", self.page)
+        texts = {
+            "table.csv": csv_of(table_rows(self.parts, self.metric, self.targets)),
+            "table.tex": latex_of(self.parts),
+            "runs.csv": runs_csv(self.parts, self.metric),
+            "report.html": self.page,
+        }
+        for name, text in texts.items():
+            write_text(folder / name, text)
 
     def _repr_html_(self) -> str:
         return html_of(self.parts, self.metric, self.notes)

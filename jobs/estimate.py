@@ -58,17 +58,16 @@ def collect(file: Path | None, run_ids: Sequence[str]) -> Measurements:
         FileNotFoundError, ValueError: As `read_measurements` and `measurements_of`, or the store has no such run.
         TrackingError: MLflow does not answer.
     """
-    if file is None and not run_ids:
-        raise ValueError("nothing to predict from: name --measurements FILE (make bench NAME=network) or --run ID")
     measured = None if file is None else read_measurements(file)
-    if not run_ids:
-        assert measured is not None
-        return measured
-    # MLflow takes seconds to import, and a file does not need it.
-    from pipelines.tracking.store.recorded import recorded_training
+    if run_ids:
+        # MLflow takes seconds to import, and a file does not need it.
+        from pipelines.tracking.store.recorded import recorded_training
 
-    recorded = measurements_of([recorded_training(run, groups=(), metrics=PHASES) for run in run_ids])
-    return recorded if measured is None else combined(measured, recorded)
+        recorded = measurements_of([recorded_training(run, groups=(), metrics=PHASES) for run in run_ids])
+        measured = recorded if measured is None else combined(measured, recorded)
+    if measured is None:
+        raise ValueError("nothing to predict from: name --measurements FILE (make bench NAME=network) or --run ID")
+    return measured
 
 
 def notes_of(measurements: Measurements, rows: Sequence[Row], *, intervals: bool) -> list[str]:
@@ -116,10 +115,13 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     say(*notes_of(measurements, rows, intervals=draws is not None))
     for kind, each in found.items():
         say("", f"{kind} scaling, predicted: {title}, buckets of {arguments.bucket_mib} MiB", *lines_of(each, _DENSE))
-        most = max((row.workers for row in each), default=None)
-        if most is not None:
+        if each:
+            most = max(row.workers for row in each)
             say(_fastest_line(parameters, hosts.network, kind, batches[kind], most, codecs, bucket))
-    _write(rows, title, table, picture)
+    with os_errors_as(ValueError, f"--output {folder} cannot be written"):
+        write_whole(table, csv_of(rows).encode())
+        save_plot(figure_of(rows, title), picture)
+    say("", f"table   {table}", f"picture {picture}")
     last = min((row for row in rows if row.workers == max(row.workers for row in rows)), key=lambda row: row.seconds)
     result.metrics = {"predicted/step_seconds": last.seconds, "predicted/images_per_second": last.images_per_second}
 
@@ -133,8 +135,9 @@ def _fastest_line(
     codecs: Sequence[str],
     bucket: float | None,
 ) -> str:
-    chosen = {name: parameters.codecs[name] for name in codecs}
-    best = fastest(parameters, network, scaling, batch, workers, chosen, bucket)
+    best = fastest(
+        parameters, network, scaling, batch, workers, {name: parameters.codecs[name] for name in codecs}, bucket
+    )
     assert best is not None, "there is a row of as many workers"
     size = "null" if best.bucket_mib is None else f"{best.bucket_mib:g}"
     # A recorded training does not say when each gradient was ready: all gradients are one bucket.
@@ -142,13 +145,6 @@ def _fastest_line(
     settings = f"exchange.codec={best.codec}" + f" exchange.bucket_mib={size}" * knows_buckets
     unknown = "" if knows_buckets else "; --measurements tells which size of buckets too"
     return f"fastest at {workers:,} workers, predicted: {settings}, {best.seconds:.4g} s a step{unknown}"
-
-
-def _write(rows: Sequence[Row], title: str, table: Path, picture: Path) -> None:
-    with os_errors_as(ValueError, f"--output {table.parent} cannot be written"):
-        write_whole(table, csv_of(rows).encode())
-        save_plot(figure_of(rows, title), picture)
-    say("", f"table   {table}", f"picture {picture}")
 
 
 def _batches(arguments: argparse.Namespace) -> dict[str, int]:
@@ -193,9 +189,12 @@ def _job(arguments: argparse.Namespace) -> Job:
 
 
 def _codecs(wanted: Sequence[str], known: Sequence[str]) -> list[str]:
-    for name in wanted:
-        if name not in known:
-            raise ValueError(f"--codec {name} was not measured: expected one of {', '.join(known)}")
+    refuse(
+        *(
+            (name not in known, f"--codec {name} was not measured: expected one of {', '.join(known)}")
+            for name in wanted
+        )
+    )
     return list(dict.fromkeys(wanted)) or list(known)
 
 
