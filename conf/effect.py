@@ -155,8 +155,7 @@ def _is_chosen(config: RunConfig, key: str) -> bool:
     section = value_at(config, path)
     if not isinstance(section, Section) or name not in section.model_fields_set:
         return False
-    value = getattr(section, name)
-    return value is not None and value != section.default(name)
+    return getattr(section, name) not in (None, section.default(name))
 
 
 def is_within(key: str, section: str) -> bool:

@@ -41,8 +41,10 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    problem = f"the key {key.value!r} is there twice: only the second one would count"
-                    raise ComposerError(None, None, problem, key.start_mark)
+                    raise ComposerError(
+                        problem=f"the key {key.value!r} is there twice: only the second one would count",
+                        problem_mark=key.start_mark,
+                    )
                 seen.add(key.value)
         return node
 

@@ -230,8 +230,9 @@ class RunConfig(Section):
         not wait for some workers, other workers must remain.
         """
         sizes = range(self.training.mode.declaration.unawaited_workers + 1, self.launch.num_workers)
-        span = self.model.batch_norm_span
-        return [size for size in sizes if self.accumulation_steps(size) and size % span(size) == 0]
+        return [
+            size for size in sizes if self.accumulation_steps(size) and size % self.model.batch_norm_span(size) == 0
+        ]
 
 
 def check_length(training: TrainingConfig, exchange: ExchangeConfig, steps_per_epoch: int) -> str | None:

@@ -134,13 +134,15 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     own = arguments.archive
     folder = Path(arguments.folder or demo_folder(own))
     generated = None if own is not None else folder / "BigEarthNet-generated"
-    settings = [
-        setting_of("archive.root", own or str(generated)),
-        setting_of("dataset.path", folder / "dataset"),
-        setting_of("training.output", folder / "outputs"),
-        *arguments.set,
-    ]
-    config = load(arguments.config, settings)
+    config = load(
+        arguments.config,
+        [
+            setting_of("archive.root", own or str(generated)),
+            setting_of("dataset.path", folder / "dataset"),
+            setting_of("training.output", folder / "outputs"),
+            *arguments.set,
+        ],
+    )
     shown = demo(config, generated, result)
     say(*table(config, shown))
     if own is None and not arguments.set and not learnt(shown):

@@ -72,11 +72,11 @@ class Grid:
         continued = _resumable(found, planned)
         config = planned.config.with_values(tracking={"run_name": planned.name}, training={"resume_run": continued})
         result, started = Result("train"), time.monotonic()
-        tags = {PARENT_TAG: self._parent.run_id, CELL_TAG: planned.digest}
         status: Literal["finished", "diverged", "failed"] = "finished"
         problem = ""
         try:
             check_run(config, planned.manifest)
+            tags = {PARENT_TAG: self._parent.run_id, CELL_TAG: planned.digest}
             train_on(spark, config, planned.manifest, result, tags)
         except Exception as error:
             if not _is_alive(spark):
@@ -111,8 +111,11 @@ def open_cells(cells: Sequence[PlannedCell], lines: Mapping[str, CellLine]) -> l
 
 def estimate(cells: Sequence[PlannedCell], finished: Sequence[CellLine]) -> float | None:
     """Estimate the total seconds of some cells; None: no cell is finished."""
-    times = [estimated_seconds(each.cell.values, each.config.training.epochs, finished) for each in cells]
-    known = [time for time in times if time is not None]
+    known = [
+        seconds
+        for each in cells
+        if (seconds := estimated_seconds(each.cell.values, each.config.training.epochs, finished)) is not None
+    ]
     return sum(known) if known else None
 
 
@@ -228,8 +231,7 @@ def _parent(results: ResultsFile, experiment: str, name: str) -> store.TrackedRu
     known = parent_of(results, experiment)
     if known is not None:
         parent = runs.continue_run(known)
-        died = queries.tags(parent).keys() & DRIVER_DIED.keys()
-        runs.set_tags(parent, dict.fromkeys(died, ""))
+        runs.set_tags(parent, dict.fromkeys(queries.tags(parent).keys() & DRIVER_DIED.keys(), ""))
         return parent
     about = (
         "The trainings of this grid are the runs below this one: the + before its name shows them and their charts. "

@@ -20,8 +20,7 @@ _LISTS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
 
 def main(arguments: argparse.Namespace, result: Result) -> None:
     """Print the requested lists."""
-    wanted = [arguments.what] if arguments.what else list(_LISTS)
-    for kind in wanted:
+    for kind in [arguments.what] if arguments.what else _LISTS:
         usage, find = _LISTS[kind]
         found = find()
         width = max(map(len, found)) + 2

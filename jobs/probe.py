@@ -96,8 +96,12 @@ def probe(config: RunConfig, model_uri: str, result: Result | None = None) -> Pr
             )
             samples.close()
             # NumPy computes the fit: GPUs are only for the features.
-            launch = config.launch.model_copy(update={"gpus_per_worker": 0})
-            runner = barrier_runner(spark, launch, description=_NAME, on_event=partial(_show_fit, penalties))
+            runner = barrier_runner(
+                spark,
+                config.launch.model_copy(update={"gpus_per_worker": 0}),
+                description=_NAME,
+                on_event=partial(_show_fit, penalties),
+            )
             fitted: FittedHead = runner.run(fit, features, manifest.task, config.probe.solver, list(config.probe.l2))
     measured, own = _measure(config, manifest, model, features, fitted)
     run = _record(config, served, manifest, features, fitted, measured, own, result or Result("probe"))
@@ -108,8 +112,7 @@ def probe(config: RunConfig, model_uri: str, result: Result | None = None) -> Pr
 def _show_fit(bar: Bar, event: Event) -> None:
     if isinstance(event, PenaltyFitted):
         text = f"l2 {event.l2:g} took {event.exchanges} exchanges"
-        line = f"penalty {event.number}/{event.penalties}: {text}"
-        bar.move("fits", event.number, event.penalties, text, line)
+        bar.move("fits", event.number, event.penalties, text, f"penalty {event.number}/{event.penalties}: {text}")
 
 
 def _output(config: RunConfig) -> Location:
@@ -142,7 +145,6 @@ def _measure(
 ) -> tuple[Measured, Measured | None]:
     """Measure the fitted head, and the model's own head if it has the classes of the dataset."""
     tuned = manifest.task == "multi_label" and features.rows(VALIDATION_SPLIT) > 0
-    has_probabilities = not isinstance(config.probe.solver, CoCoAConfig)
 
     def of(head: LinearHead | None) -> Measured:
         return measure_head(
@@ -152,7 +154,7 @@ def _measure(
             tuned_on=VALIDATION_SPLIT if tuned else None,
             class_names=manifest.class_names,
             task=manifest.task,
-            has_probabilities=has_probabilities,
+            has_probabilities=not isinstance(config.probe.solver, CoCoAConfig),
         )
 
     is_comparable = (model.task, model.class_names) == (manifest.task, manifest.class_names)

@@ -90,8 +90,7 @@ def write_plot(config: RunConfig, images: int, path: Path, title: str) -> None:
     places = [step for _, step in boundary_steps(config.schedule, config.training.epochs, steps)]
     shown = {round(part * (total - 1) / _CURVE_POINTS) for part in range(_CURVE_POINTS + 1)}
     shown |= {step + offset for step in places for offset in (-1, 0) if 0 <= step + offset < total}
-    figure = schedule_curve({title: [(step / steps, rate(step)) for step in sorted(shown)]})
-    save_plot(figure, path)
+    save_plot(schedule_curve({title: [(step / steps, rate(step)) for step in sorted(shown)]}), path)
 
 
 def _steps(config: RunConfig, images: int) -> int:

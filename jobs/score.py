@@ -79,8 +79,10 @@ def score(config: RunConfig, model_uri: str, location: str, output: str, map_fil
         scored = scored_before(source, folder)
     else:
         file = read_model_file(served)
-        session = spark_session("groundswell score", config.launch.master, runs_on_connect=True)
-        with session as spark, closing(SamplesDisplay()) as display:
+        with (
+            spark_session("groundswell score", config.launch.master, runs_on_connect=True) as spark,
+            closing(SamplesDisplay()) as display,
+        ):
             scored = score_source(spark, model, file, source, folder, settings, say=say, progress=display)
     if map_file is not None:
         _draw(source, folder, map_file, config.score.map_tile)
@@ -187,9 +189,11 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     started = time.perf_counter()
     scored = score(config, model_uri, arguments.input, arguments.output, file)
     result.continue_with = None
-    seconds = time.perf_counter() - started
     reasons = "".join(f"; {count} {reason}" for reason, count in scored.reasons.items())
-    say(f"{arguments.output}: {scored.predictions} predictions, {scored.rejected} rejected{reasons}, {seconds:.0f} s")
+    say(
+        f"{arguments.output}: {scored.predictions} predictions, {scored.rejected} rejected{reasons}, "
+        f"{time.perf_counter() - started:.0f} s"
+    )
 
 
 if __name__ == "__main__":

@@ -62,9 +62,8 @@ class PlannedCell:
     @property
     def name(self) -> str:
         """Name of the cell's run: the settings of the grid without the sections' names, and digits of the digest."""
-        chosen = choices()
         parts = [
-            str(value) if key.removesuffix(".name") in chosen else f"{key.rpartition('.')[2]}={value}"
+            str(value) if key.removesuffix(".name") in choices() else f"{key.rpartition('.')[2]}={value}"
             for key, value in flat(self.cell.values)
         ]
         return f"{(' '.join(parts) or 'cell')[:_LONGEST_NAME]} {self.digest[:NAMED_DIGITS]}"
