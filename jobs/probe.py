@@ -193,9 +193,10 @@ def _record(
     )
 
     def write(writer: RunWriter) -> None:
-        head = fitted.head.to_npz(class_names=np.array(manifest.class_names), l2=np.array(fitted.chosen.l2))
         writer.metrics(scores, step=served.metadata.optimizer_steps)
-        writer.data(head, "head.npz")
+        writer.data(
+            fitted.head.to_npz(class_names=np.array(manifest.class_names), l2=np.array(fitted.chosen.l2)), "head.npz"
+        )
         writer.table([vars(each) for each in fitted.tried], "penalties.json")
         write_per_class(writer, measured.per_class, TEST_SPLIT)
 

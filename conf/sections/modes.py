@@ -51,15 +51,11 @@ class SynchronousConfig(ModeSettings):
         """See `ModeDeclaration`."""
         if not self.shard_optimizer:
             return ()
-        return (
-            Refusal(
-                "exchange.codec",
-                ("none",),
-                "gives every worker all of the mean gradient, and training.mode.shard_optimizer=true gives each one "
-                "its part, in float32",
-                "set exchange.codec=none or training.mode=synchronous",
-            ),
+        reason = (
+            "gives every worker all of the mean gradient, and training.mode.shard_optimizer=true gives each one its "
+            "part, in float32"
         )
+        return (Refusal("exchange.codec", ("none",), reason, "set exchange.codec=none or training.mode=synchronous"),)
 
     def idle(self) -> Sequence[Idle]:
         """See `ModeDeclaration`."""
@@ -282,14 +278,8 @@ class PipelineConfig(ModeSettings):
 
     def idle(self) -> Sequence[Idle]:
         """See `ModeDeclaration`."""
-        return (
-            Idle(
-                "exchange.bucket_mib",
-                "one pipeline exchanges no gradients",
-                {"launch.num_workers": (self.stages,)},
-                per_run=True,
-            ),
-        )
+        of_one = {"launch.num_workers": (self.stages,)}
+        return (Idle("exchange.bucket_mib", "one pipeline exchanges no gradients", of_one, per_run=True),)
 
 
 class ParameterServerConfig(ModeSettings):

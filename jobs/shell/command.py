@@ -320,8 +320,11 @@ def _interrupt_on_signals(at_once: Callable[[], object]) -> None:
         if len(received) > 1:
             at_once()
             os._exit(INTERRUPTED)
-        again = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
-        print(f"\nstopping; {again} again stops at once", file=sys.stderr, flush=True)
+        print(
+            f"\nstopping; {'Ctrl-C' if number == signal.SIGINT else 'SIGTERM'} again stops at once",
+            file=sys.stderr,
+            flush=True,
+        )
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, handle)
