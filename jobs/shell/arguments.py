@@ -5,7 +5,7 @@ import difflib
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from conf.keys import paths
 from conf.load import shipped_names
@@ -31,6 +31,7 @@ class Parser(argparse.ArgumentParser):
             verb: Name of the verb.
             summary: Description of the verb, in a line without a full stop.
         """
+        self._arguments: list[argparse.Action] = []
         super().__init__(
             prog=f"groundswell {verb}",
             description=f"{summary[0].upper()}{summary[1:]}.",
@@ -42,6 +43,12 @@ class Parser(argparse.ArgumentParser):
             "--result", type=path, metavar="FILE", help="write what came of it to this JSON file, also after a failure"
         )
 
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        """Add an argument, as argparse does."""
+        action = super().add_argument(*names, **options)
+        self._arguments.append(action)
+        return action
+
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse a command line, once.
 
@@ -49,7 +56,7 @@ class Parser(argparse.ArgumentParser):
             ValueError: The command line is invalid; the message says what to type instead.
             SystemExit: The user asked for help, which was printed.
         """
-        wanted = [action for action in self._actions if action.required]
+        wanted = [action for action in self._arguments if action.required]
         for action in wanted:
             action.required = False  # otherwise a missing argument would hide the reason why it is missing
         arguments, extra = self.parse_known_args(list(argv))
@@ -69,7 +76,7 @@ class Parser(argparse.ArgumentParser):
         text = extra[0]
         if settings and "=" not in settings[-1] and not text.startswith("-"):
             return f"--set {settings[-1]} {text}: a setting is one argument, --set {settings[-1]}={text}"
-        options = [option for action in self._actions for option in action.option_strings]
+        options = [option for action in self._arguments for option in action.option_strings]
         if "--set" not in options:
             return _unknown(text, options)
         setting = _SETTING.match(text)
