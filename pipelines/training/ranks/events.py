@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 
 from pipelines.launch.rank.report import report
 from pipelines.training.memory.memory import MemoryLimit, Needs
@@ -13,8 +13,6 @@ from pipelines.training.memory.memory import MemoryLimit, Needs
 @dataclass(frozen=True, kw_only=True)
 class Compiling:
     """The first step is compiling. No other event is sent until it finishes."""
-
-    event: Literal["compiling"] = "compiling"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +28,6 @@ class StepTrained:
     """Number of steps per epoch."""
     loss: float
     images_per_second: float
-    event: Literal["step"] = "step"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +42,6 @@ class EpochTrained:
     """A line that shows where the time of its steps went; empty if the epoch was resumed after its last step."""
     is_last: bool
     """Whether this is the last epoch."""
-    event: Literal["epoch"] = "epoch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +50,11 @@ class CheckpointWritten:
 
     path: str
     """Path or URL of the checkpoint."""
-    event: Literal["checkpoint"] = "checkpoint"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavingModel:
     """All epochs are done; the model is being written."""
-
-    event: Literal["saving"] = "saving"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +63,6 @@ class TrackingNews:
 
     news: Literal["away", "back", "refused"]
     reason: str
-    event: Literal["tracking"] = "tracking"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +71,6 @@ class MemoryNeeded:
 
     needs: Needs
     limit: MemoryLimit | None
-    event: Literal["needs"] = "needs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +82,6 @@ class RateTried:
     steps: int
     rate: float
     smoothed_loss: float
-    event: Literal["rate"] = "rate"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +89,6 @@ class BatchTried:
     """A search is about to try a batch."""
 
     batch_size: int
-    event: Literal["trial"] = "trial"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +101,6 @@ class PenaltyFitted:
     l2: float
     exchanges: int
     """Number of sums over ranks that the fit took."""
-    event: Literal["penalty"] = "penalty"
 
 
 Event = (
@@ -127,15 +115,28 @@ Event = (
     | BatchTried
     | PenaltyFitted
 )
-_EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
-_NAMES = frozenset(kind.event for kind in Event.__args__)
+NAMES: dict[type[Event], str] = {
+    Compiling: "compiling",
+    StepTrained: "step",
+    EpochTrained: "epoch",
+    CheckpointWritten: "checkpoint",
+    SavingModel: "saving",
+    TrackingNews: "tracking",
+    MemoryNeeded: "needs",
+    RateTried: "rate",
+    BatchTried: "trial",
+    PenaltyFitted: "penalty",
+}
+"""The names of the kinds of events in reports."""
+_READERS = {name: TypeAdapter[Event](kind) for kind, name in NAMES.items()}
 
 
 def tell(event: Event) -> None:
     """Send this event to the driver; only rank 0 calls this."""
-    report(**asdict(event))
+    report(event=NAMES[type(event)], **asdict(event))
 
 
 def event_of(fields: Mapping[str, Any]) -> Event | None:
     """Return the event in a report; None if the report is from the user's own loss, metric or archive."""
-    return _EVENTS.validate_python(fields) if str(fields.get("event")) in _NAMES else None
+    reader = _READERS.get(str(fields.get("event")))
+    return None if reader is None else reader.validate_python(fields)

@@ -32,7 +32,8 @@ NEEDS = Needs(weights=1, gradients=2, optimizer=3, exchange=4, sample=5)
 )
 def test_an_event_arrives_as_it_was_told(event: events.Event) -> None:
     # The launcher adds the rank. As text, because nan is not equal to itself.
-    assert repr(events.event_of(json.loads(json.dumps({**asdict(event), "rank": 0})))) == repr(event)
+    report = {"event": events.NAMES[type(event)], **asdict(event), "rank": 0}
+    assert repr(events.event_of(json.loads(json.dumps(report)))) == repr(event)
 
 
 @pytest.mark.parametrize("fields", [{}, {"event": "another"}, {"event": ["step"]}, {"steps": 1}])
