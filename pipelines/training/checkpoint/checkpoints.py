@@ -37,7 +37,7 @@ from pipelines.training.checkpoint.state import (
     check_rank_states,
     read_checkpoint,
     read_state,
-    readable_checkpoints,
+    readable,
     remove_rank_states,
     save_checkpoint,
     save_rank_state,
@@ -220,21 +220,19 @@ class Checkpoints:
 
     def _restore_newest(self, *, must_exist: bool) -> TrainingState:
         """Restore the newest checkpoint that is valid on every rank; rank 0 reads it, each rank its exchange state."""
-        candidates = readable_checkpoints(self.folder) if self.collective.rank == 0 else iter(())
+        candidates = readable(self.folder, read_checkpoint) if self.collective.rank == 0 else iter(())
+        none_left = self.folder, (replace(self.initial, step=_NONE), None)
         unused = [rank_state(self.exchange, self.own)] * self.collective.size if self._has_rank_state else []
         while True:
-            candidate = next(candidates, None)
-            step, ranks = (
-                self.collective.broadcast_number(number)
-                for number in ((candidate[1].step, candidate[1].exchange_ranks) if candidate else (_NONE, 0))
-            )
+            path, (found, arrays) = next(candidates, none_left)
+            step, ranks = (self.collective.broadcast_number(each) for each in (found.step, found.exchange_ranks))
             if unused and not ranks:  # a newer checkpoint may have failed on one rank only
                 load_rank_state(self.exchange, self.own, unused)
             if step == _NONE:
                 return self._begin_anew(must_exist=must_exist)
             if self._all_ranks_load_their_state(step, ranks):
-                state = self._assign(*candidate) if candidate else self.initial
-                self._spread(candidate[2] if candidate else None)
+                state = self.initial if arrays is None else self._assign(path, found, arrays)
+                self._spread(arrays)
                 return state
 
     def _begin_anew(self, *, must_exist: bool) -> TrainingState:

@@ -10,7 +10,7 @@ and is never skipped.
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -199,28 +199,28 @@ def newest_state(folder: Location) -> tuple[Location, TrainingState]:
         FileNotFoundError: There are no checkpoints.
         ValueError: No checkpoint can be read, or one has an unknown format.
     """
-    paths = list_checkpoints(folder)
-    if not paths:
+    if not list_checkpoints(folder):
         raise FileNotFoundError(f"no checkpoints in {folder}: is training.output that of the first run?")
-    for path in reversed(paths):
-        try:
-            return path, read_state(path)
-        except DamagedError as error:
-            _warn_of_damage(path, error)
+    for newest in readable(folder, read_state):
+        return newest
     raise all_damaged(folder)
 
 
-def readable_checkpoints(folder: Location) -> Iterator[tuple[Location, TrainingState, Arrays]]:
-    """Yield the complete and finite checkpoints with their arrays, the newest first.
+def readable(folder: Location, read: Callable[[Location], Any]) -> Iterator[tuple[Location, Any]]:
+    """Yield the checkpoints that can be read, the newest first, with what `read` returns; warn of the others.
+
+    Args:
+        folder: Folder of the run's checkpoints.
+        read: `read_state`, or `read_checkpoint` for those that are also complete and finite.
 
     Raises:
         ValueError: A checkpoint has an unknown format.
     """
     for path in reversed(list_checkpoints(folder)):
         try:
-            yield path, *read_checkpoint(path)
+            yield path, read(path)
         except DamagedError as error:
-            _warn_of_damage(path, error)
+            _log.warning("checkpoint %s is damaged (%s); trying the one before", path, error)
 
 
 def read_checkpoint(path: Location) -> tuple[TrainingState, Arrays]:
@@ -290,10 +290,6 @@ def array_name(position: int, variable: "keras.Variable | Scattered | Gathered")
     """Return the name in a checkpoint of the variable at this position."""
     # Optimizer slots may share a path, so the position makes the name unique. "/" would create folders in the archive.
     return f"{position:05d}:{variable.path.replace('/', '.')}"
-
-
-def _warn_of_damage(path: Location, error: Exception) -> None:
-    _log.warning("checkpoint %s is damaged (%s); trying the one before", path, error)
 
 
 def _read_state(path: Location, file: Mapping[str, NDArray[Any]]) -> TrainingState:

@@ -27,7 +27,7 @@ from pipelines.tracking.models.registry import Promotion
 from pipelines.tracking.store.store import TrackedRun
 from pipelines.training.checkpoint.files import DamagedError, checkpoint_path, list_checkpoints
 from pipelines.training.checkpoint.selection import best_step
-from pipelines.training.checkpoint.state import TrainingState, assign_arrays, read_checkpoint, readable_checkpoints
+from pipelines.training.checkpoint.state import TrainingState, assign_arrays, read_checkpoint, readable
 from pipelines.training.driver.output import CHECKPOINTS
 from pipelines.training.ranks.results import Thresholds
 from pipelines.training.setup.description import metadata_of_model
@@ -140,16 +140,14 @@ def _read(
 ) -> tuple[Location, TrainingState, dict[str, Any]]:
     if checkpoint is not None:
         return _whole(checkpoint)
-    newest = next(readable_checkpoints(checkpoints), None)
-    if newest is None:
-        raise FileNotFoundError(
-            f"{checkpoints} has {len(list_checkpoints(checkpoints))} checkpoints, and none of them can be read"
-        )
-    state = newest[1]
-    best = best_step(state.history, selection, steps) if selection.metric and selection.model == "best" else None
-    if best is not None and best != state.step:
-        return _whole(checkpoint_path(checkpoints, best))
-    return newest
+    for path, (state, arrays) in readable(checkpoints, read_checkpoint):
+        best = best_step(state.history, selection, steps) if selection.metric and selection.model == "best" else None
+        if best is not None and best != state.step:
+            return _whole(checkpoint_path(checkpoints, best))
+        return path, state, arrays
+    raise FileNotFoundError(
+        f"{checkpoints} has {len(list_checkpoints(checkpoints))} checkpoints, and none of them can be read"
+    )
 
 
 def _whole(path: Location) -> tuple[Location, TrainingState, dict[str, Any]]:

@@ -18,7 +18,8 @@ from pipelines.training.checkpoint.state import (
     TrainingState,
     check_rank_states,
     newest_state,
-    readable_checkpoints,
+    read_checkpoint,
+    readable,
     save_checkpoint,
     save_rank_state,
 )
@@ -70,7 +71,7 @@ def test_they_are_as_on_a_disk(folder: Location) -> None:
     )
     path, found = newest_state(folder)
     assert (str(path), found) == (f"{folder}/step-00000016.npz", state(16))
-    _, _, arrays = next(readable_checkpoints(folder))
+    _, (_, arrays) = next(readable(folder, read_checkpoint))
     np.testing.assert_equal([*arrays.values()], [np.array(variable)])
     assert [list(part["residual"]) for part in RankStates(path, 2)] == [[16] * 3, [17] * 3]
 

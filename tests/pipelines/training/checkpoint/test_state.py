@@ -21,7 +21,8 @@ from pipelines.training.checkpoint.state import (
     TrainingState,
     assign_arrays,
     newest_state,
-    readable_checkpoints,
+    read_checkpoint,
+    readable,
     save_checkpoint,
     save_rank_state,
 )
@@ -33,7 +34,7 @@ def state(epochs_done: int) -> TrainingState:
 
 
 def newest_readable(folder: Location) -> TrainingState:
-    return next(readable_checkpoints(folder))[1]
+    return next(readable(folder, read_checkpoint))[1][0]  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_round_trip(folder: Location, variables: list[keras.Variable]) -> None:
     save_checkpoint(folder, state(1), variables)
     for variable in variables:
         variable.assign(np.zeros(variable.shape, variable.dtype) + 1)
-    path, found, arrays = next(readable_checkpoints(folder))
+    path, (found, arrays) = next(readable(folder, read_checkpoint))
     assert found == newest_state(folder)[1] == state(1)
     assign_arrays(path, arrays, variables)
     np.testing.assert_equal([np.array(variable) for variable in variables], before)
@@ -115,7 +116,7 @@ def test_no_bit_of_the_list_of_its_parts_hides_an_older_checkpoint(
         changed = bytearray(content)
         changed[bit // 8] ^= 1 << bit % 8
         newest.path.write_bytes(changed)
-        _, found, arrays = next(readable_checkpoints(folder))
+        _, (found, arrays) = next(readable(folder, read_checkpoint))
         assert found in (state(1), state(2))
         assert len(arrays) == len(variables), f"bit {bit % 8} of byte {bit // 8}"
 
