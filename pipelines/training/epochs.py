@@ -25,80 +25,11 @@ from pipelines.training.tracing.tracer import StepTracer
 
 
 @dataclass(frozen=True)
-class EpochStart:
-    """The epoch that is trained, and the part of it that was done before this attempt."""
+class EpochSaver:
+    """Writes checkpoints inside an epoch, on disk or in memory; see `StepSaver`."""
 
-    epoch: int
-    """Index of the epoch, from 0."""
-    earlier: TrainingState
-    """State before the first step that is trained here: that of the checkpoint, or the end of the previous epoch."""
-    is_first: bool
-    """Whether this epoch is the first one that this process trains."""
-
-
-@dataclass(frozen=True)
-class InMemorySaver:
-    """Writes in-memory checkpoints inside an epoch and after its last step; see `StepSaver`."""
-
-    rank: RankTraining
-    recovery: Recovery
-    measurements: StepMeasurements
-    history: list[dict[str, float]]
-    epoch_start: EpochStart
-
-    def is_due(self, step: int) -> bool:
-        """Return whether an in-memory checkpoint is due after `step` optimizer steps; the same on every rank."""
-        return step % self.recovery.every_steps == 0 or step % self.rank.plan.steps == 0
-
-    def save(self, step: int, losses: LossTotal, seconds: float) -> None:
-        """Write the state of an unfinished epoch."""
-        self.recovery.save(
-            replace(
-                self.rank.checkpoints.initial,
-                epochs_done=self.epoch_start.epoch,
-                step=step,
-                history=self.history,
-                loss_sum=losses.sum,
-                loss_count=losses.count,
-                epoch_seconds=self.epoch_start.earlier.epoch_seconds + seconds,
-                epoch_payload_bytes=self.epoch_start.earlier.epoch_payload_bytes + self.measurements.payload_bytes,
-            )
-        )
-
-
-@dataclass(frozen=True)
-class CheckpointSaver:
-    """Writes checkpoints inside an epoch; the checkpoint at its end is written after the evaluation."""
-
-    rank: RankTraining
-    recorder: RunRecorder | None
-    measurements: StepMeasurements
-    history: list[dict[str, float]]
-    epoch_start: EpochStart
-
-    def is_due(self, step: int) -> bool:
-        """Return whether the setting asks for a checkpoint after `step` optimizer steps."""
-        every = self.rank.training.checkpoint_every_steps
-        return every is not None and step % every == 0 and step % self.rank.plan.steps != 0
-
-    def save(self, step: int, losses: LossTotal, seconds: float) -> None:
-        """Write a checkpoint of an unfinished epoch; every rank makes the same call."""
-        # A checkpoint holds one set of moving statistics. Training continues with it here, as after a resume.
-        self.rank.mode.come_together()
-        everyones = losses.over_ranks(self.rank.checkpoints.collective)
-        if self.recorder is not None:
-            self.recorder.write_steps(step)
-        self.rank.checkpoints.save(
-            epochs_done=self.epoch_start.epoch,
-            step=step,
-            history=self.history,
-            loss_sum=everyones.sum,
-            loss_count=everyones.count,
-            epoch_seconds=self.epoch_start.earlier.epoch_seconds + seconds,
-            epoch_payload_bytes=self.epoch_start.earlier.epoch_payload_bytes + self.measurements.payload_bytes,
-        )
-        if self.recorder is not None:
-            self.recorder.release(step)
+    is_due: Callable[[int], bool]
+    save: Callable[[int, LossTotal, float], None]
 
 
 @dataclass(frozen=True)
@@ -116,19 +47,17 @@ class Epochs:
 
     def train(self, start: TrainingState) -> list[dict[str, float]]:
         """Train the remaining epochs and return the history, which is complete on rank 0 only."""
-        history, earlier = list(start.history), start
+        history, earlier, began = list(start.history), start, time.perf_counter()
         steps = self.rank.plan.steps
-        has_trained, began = False, time.perf_counter()
         for epoch in range(start.epochs_done, self.rank.training.epochs):
             if self._is_over(history):
                 break
             if self._may_stop_before(epoch, start) and self.rank.stop.is_requested_now():
                 raise StoppedOnRequest(f"stopped after step {max(self._step_of_all(start), epoch * steps)}")
-            epoch_start = EpochStart(epoch, earlier, is_first=not has_trained)
-            has_trained, began = True, self._train_one(epoch_start, history, began)
+            began = self._train_one(earlier, history, began, is_first=earlier is start)
             earlier = replace(self.rank.checkpoints.initial, epochs_done=epoch + 1, step=(epoch + 1) * steps)
         # A checkpoint inside an epoch has no evaluation. Training stopped there because an earlier epoch was the best.
-        if not has_trained and start.step == start.epochs_done * steps:
+        if earlier is start and start.step == start.epochs_done * steps:
             evaluations = self._validate(start.step)
             if self.recorder is not None:
                 self.recorder.draw_again(history, evaluations, step=start.step)
@@ -160,19 +89,28 @@ class Epochs:
         except FloatingPointError as error:
             raise FloatingPointError(f"{error} in validation after step {step}: {REMEDY}") from None
 
-    def _train_one(self, epoch_start: EpochStart, history: list[dict[str, float]], began: float) -> float:
-        """Train and validate one epoch, timed from `began`; return the time at which the next epoch begins."""
+    def _train_one(
+        self, earlier: TrainingState, history: list[dict[str, float]], began: float, *, is_first: bool
+    ) -> float:
+        """Train and validate one epoch; return the time at which the next epoch begins.
+
+        Args:
+            earlier: State before the first step: that of the checkpoint, or the end of the previous epoch.
+            history: Metrics of each epoch done, to which this adds those of the epoch.
+            began: Time from which the epoch is timed.
+            is_first: Whether this epoch is the first one that this process trains.
+        """
         rank, collective = self.rank, self.rank.setup.collective
-        sizes, epoch = rank.plan.sizes, epoch_start.epoch
+        sizes, epoch = rank.plan.sizes, earlier.epochs_done
         number = epoch + 1
         end = number * rank.plan.steps
-        changes_size = not epoch_start.is_first and sizes[epoch] != sizes[epoch - 1]
+        changes_size = not is_first and sizes[epoch] != sizes[epoch - 1]
         if changes_size and self.recorder is not None:
             self.recorder.expect_compiling()
-        trained = self._train_steps(epoch_start, history)
+        trained = self._train_steps(earlier, history)
         rank.mode.come_together()
         evaluations = self._validate(end)
-        payload_bytes = epoch_start.earlier.epoch_payload_bytes + self.measurements.payload_bytes
+        payload_bytes = earlier.epoch_payload_bytes + self.measurements.payload_bytes
         phases = divide(collective.concatenate(self.measurements.take(trained)))
         samples = gather_json(self.sampler.take() if self.sampler else [], collective)
         ended = time.perf_counter()
@@ -181,8 +119,8 @@ class Epochs:
             steps=rank.plan.steps,
             global_batch_size=rank.plan.global_batch_size,
             payload_bytes=payload_bytes,
-            seconds=epoch_start.earlier.epoch_seconds + ended - began,
-            compile_seconds=trained.compile_seconds if epoch_start.is_first or changes_size else 0.0,
+            seconds=earlier.epoch_seconds + ended - began,
+            compile_seconds=trained.compile_seconds if is_first or changes_size else 0.0,
         )
         history.append(
             epoch_metrics(
@@ -209,19 +147,25 @@ class Epochs:
                 )
             )
         # Last: an epoch with a checkpoint was recorded and reported to the driver.
-        rank.checkpoints.save(epochs_done=number, step=end, history=history, evaluations=evaluations)
+        state = replace(rank.checkpoints.initial, epochs_done=number, step=end, history=history)
+        rank.checkpoints.save(state, evaluations)
         if self.recorder is not None:
             self.recorder.release(end)
         if rank.recovery is not None:
-            rank.recovery.save(replace(rank.checkpoints.initial, epochs_done=number, step=end, history=history))
+            rank.recovery.save(state)
         return ended
 
-    def _train_steps(self, epoch_start: EpochStart, history: list[dict[str, float]]) -> EpochResult:
-        """Train the remaining steps of one epoch."""
-        rank, recovery, epoch, earlier = self.rank, self.rank.recovery, epoch_start.epoch, epoch_start.earlier
-        on_disk = CheckpointSaver(rank, self.recorder, self.measurements, history, epoch_start)
+    def _train_steps(self, earlier: TrainingState, history: list[dict[str, float]]) -> EpochResult:
+        """Train the remaining steps of one epoch; for the arguments see `_train_one`."""
+        rank, recovery, epoch = self.rank, self.rank.recovery, earlier.epochs_done
+        on_disk = EpochSaver(self._is_due, functools.partial(self._save, earlier, history))
         in_memory = (
-            InMemorySaver(rank, recovery, self.measurements, history, epoch_start) if recovery is not None else None
+            EpochSaver(
+                functools.partial(self._is_due_in_memory, recovery),
+                functools.partial(self._save_in_memory, recovery, earlier, history),
+            )
+            if recovery is not None
+            else None
         )
         batches, trainer = rank.data.batches_of(epoch, earlier.step - epoch * rank.plan.steps), rank.trainer
         if self.tracer is not None:
@@ -237,19 +181,68 @@ class Epochs:
                 observer=self.measurements,
                 saver=on_disk if rank.data.resumes_within_epoch else None,
                 in_memory_saver=in_memory,
-                report=functools.partial(self._report, epoch_start),
+                report=functools.partial(self._report, earlier),
             ),
         )
 
-    def _report(self, epoch_start: EpochStart, progress: Progress) -> None:
+    def _is_due(self, step: int) -> bool:
+        """Return whether the setting asks for a checkpoint inside an epoch after `step` optimizer steps."""
+        every = self.rank.training.checkpoint_every_steps
+        return every is not None and step % every == 0 and step % self.rank.plan.steps != 0
+
+    def _save(
+        self, earlier: TrainingState, history: list[dict[str, float]], step: int, losses: LossTotal, seconds: float
+    ) -> None:
+        """Write a checkpoint of an unfinished epoch; every rank makes the same call."""
+        # A checkpoint holds one set of moving statistics. Training continues with it here, as after a resume.
+        self.rank.mode.come_together()
+        everyones = losses.over_ranks(self.rank.checkpoints.collective)
+        if self.recorder is not None:
+            self.recorder.write_steps(step)
+        self.rank.checkpoints.save(self._unfinished(earlier, history, step, everyones, seconds))
+        if self.recorder is not None:
+            self.recorder.release(step)
+
+    def _is_due_in_memory(self, recovery: Recovery, step: int) -> bool:
+        """Return whether an in-memory checkpoint is due after `step` optimizer steps; the same on every rank."""
+        return step % recovery.every_steps == 0 or step % self.rank.plan.steps == 0
+
+    def _save_in_memory(
+        self,
+        recovery: Recovery,
+        earlier: TrainingState,
+        history: list[dict[str, float]],
+        step: int,
+        losses: LossTotal,
+        seconds: float,
+    ) -> None:
+        """Write an in-memory checkpoint inside an epoch or after its last step."""
+        recovery.save(self._unfinished(earlier, history, step, losses, seconds))
+
+    def _unfinished(
+        self, earlier: TrainingState, history: list[dict[str, float]], step: int, losses: LossTotal, seconds: float
+    ) -> TrainingState:
+        """Return the state after `step` optimizer steps; `seconds` is the time of the steps since `earlier`."""
+        return replace(
+            self.rank.checkpoints.initial,
+            epochs_done=earlier.epochs_done,
+            step=step,
+            history=history,
+            loss_sum=losses.sum,
+            loss_count=losses.count,
+            epoch_seconds=earlier.epoch_seconds + seconds,
+            epoch_payload_bytes=earlier.epoch_payload_bytes + self.measurements.payload_bytes,
+        )
+
+    def _report(self, earlier: TrainingState, progress: Progress) -> None:
         """Report rank 0's progress to the driver; other ranks send a sign of life."""
-        epoch, steps = epoch_start.epoch, self.rank.plan.steps
+        epoch, steps = earlier.epochs_done, self.rank.plan.steps
         if self.rank.setup.collective.rank == 0:
             tell(
                 StepTrained(
                     epoch=epoch + 1,
                     epochs=self.rank.training.epochs,
-                    step=epoch_start.earlier.step - epoch * steps + progress.step,
+                    step=earlier.step - epoch * steps + progress.step,
                     steps=steps,
                     loss=progress.loss,
                     images_per_second=progress.images_per_second,

@@ -111,26 +111,18 @@ class Checkpoints:
         step, epochs_done = (self.collective.broadcast_number(number) for number in (state.step, state.epochs_done))
         return replace(state, step=step, epochs_done=epochs_done)
 
-    def save(
-        self,
-        *,
-        epochs_done: int,
-        step: int,
-        history: list[dict[str, float]],
-        loss_sum: float = 0.0,
-        loss_count: int = 0,
-        epoch_seconds: float = 0.0,
-        epoch_payload_bytes: float = 0.0,
-        evaluations: Mapping[str, Evaluation] = MappingProxyType({}),
-    ) -> None:
+    def save(self, state: TrainingState, evaluations: Mapping[str, Evaluation] = MappingProxyType({})) -> None:
         """Write a checkpoint; it is complete after all ranks have written their parts.
 
-        At the end of an epoch it holds the thresholds from `evaluations` of the validation split.
+        Args:
+            state: The progress of this run, without the fields that the other argument and the ranks decide.
+            evaluations: Evaluations of the validation split after an epoch. The checkpoint has their thresholds.
 
         Raises:
             FloatingPointError: A value is not finite, and nothing is written. The error names rank and step.
             RuntimeError: The files cannot be written, or ranks write to different disks.
         """
+        step = state.step
         with self._failures_explained(step):
             # Other ranks free each gathered variable at once. Rank 0 holds all of them until they are written.
             gathered = (
@@ -144,19 +136,8 @@ class Checkpoints:
                 return
             ranks = self.collective.size if self._has_rank_state else 0
             check_rank_states(self.folder, step, ranks)
-            state = replace(
-                self.initial,
-                epochs_done=epochs_done,
-                step=step,
-                history=history,
-                loss_sum=loss_sum,
-                loss_count=loss_count,
-                epoch_seconds=epoch_seconds,
-                epoch_payload_bytes=epoch_payload_bytes,
-                exchange_ranks=ranks,
-                thresholds=thresholds_of(evaluations),
-            )
-            spared = None if self.best_step is None else self.best_step(history)
+            state = replace(state, exchange_ranks=ranks, thresholds=thresholds_of(evaluations))
+            spared = None if self.best_step is None else self.best_step(state.history)
             self.newest = str(save_checkpoint(self.folder, state, wholes, spared=spared))
             tell(CheckpointWritten(path=self.newest))
 

@@ -85,8 +85,8 @@ def checkpoints(tmp_path: Path, weight: keras.Variable) -> Callable[..., Checkpo
     return make
 
 
-WITHIN = {"epochs_done": 1, "step": 9, "history": [{}], "loss_sum": 3.0, "loss_count": 2}
-AT_THE_END = {"epochs_done": 1, "step": 7, "history": [{}], "loss_sum": 0.0, "loss_count": 0}
+WITHIN = TrainingState(1, 9, 0, 16, "run", "data", [{}], loss_sum=3.0, loss_count=2, order=ANY_ROW)
+AT_THE_END = TrainingState(1, 7, 0, 16, "run", "data", [{}], order=ANY_ROW)
 
 
 @pytest.mark.parametrize(
@@ -95,12 +95,11 @@ AT_THE_END = {"epochs_done": 1, "step": 7, "history": [{}], "loss_sum": 0.0, "lo
     [(WITHIN, ANY_ROW), *((AT_THE_END, order) for order in OTHER_ORDERS)],
 )
 def test_it_goes_on_where_the_order_allows_it(
-    checkpoints: Callable[..., Checkpoints], weight: keras.Variable, saved: dict[str, Any], order: str
+    checkpoints: Callable[..., Checkpoints], weight: keras.Variable, saved: TrainingState, order: str
 ) -> None:
-    checkpoints().save(**saved)
+    checkpoints().save(saved)
     weight.assign(np.zeros((2, 3)))
-    state = checkpoints(order).restore(resumes=True)
-    assert {name: getattr(state, name) for name in saved} == saved
+    assert checkpoints(order).restore(resumes=True) == saved
     np.testing.assert_array_equal(weight, 0.5)
 
 
@@ -108,7 +107,7 @@ def test_it_goes_on_where_the_order_allows_it(
 def test_another_order_within_an_epoch_is_refused_and_changes_nothing(
     checkpoints: Callable[..., Checkpoints], weight: keras.Variable, order: str
 ) -> None:
-    checkpoints().save(**WITHIN)
+    checkpoints().save(WITHIN)
     weight.assign(np.full((2, 3), 0.25))
     with pytest.raises(
         ValueError, match=rf"within an epoch of {ANY_ROW}, now it is {order}: set reader\.name and reader\.cache_limit"
@@ -118,7 +117,7 @@ def test_another_order_within_an_epoch_is_refused_and_changes_nothing(
 
 
 def test_a_first_attempt_takes_no_checkpoint_that_lies_there(checkpoints: Callable[..., Checkpoints]) -> None:
-    checkpoints().save(**AT_THE_END)
+    checkpoints().save(AT_THE_END)
     assert checkpoints().restore(resumes=False).step == 0
 
 
@@ -151,7 +150,7 @@ def save_on(size: int, folder: Path, *steps: int) -> None:
         checkpoints = with_exchange(folder, ranks)
         for step in steps:
             residual(checkpoints).assign(tf.fill((4, 6), 10.0 * step + ranks.rank))
-            checkpoints.save(epochs_done=step, step=step, history=[])
+            checkpoints.save(TrainingState(step, step, 0, 16, "run", "data", []))
 
     on_each_rank(size, run)
 
@@ -207,7 +206,7 @@ def test_a_checkpoint_that_one_rank_cannot_use_is_passed_over_by_all(
 
 
 def test_what_a_codec_left_is_forgotten_where_only_a_checkpoint_without_a_codec_is_good(tmp_path: Path) -> None:
-    with_exchange(tmp_path, Ranks(), codec="none").save(epochs_done=1, step=1, history=[])
+    with_exchange(tmp_path, Ranks(), codec="none").save(TrainingState(1, 1, 0, 16, "run", "data", []))
     save_on(2, tmp_path, 2)
     (tmp_path / "step-00000002.rank-00001.npz").unlink()
     assert restored_on(2, tmp_path) == [(1, 0.0), (1, 0.0)]
@@ -218,7 +217,7 @@ def test_a_residual_that_is_not_finite_stops_with_rank_and_step(tmp_path: Path) 
         checkpoints = with_exchange(tmp_path, ranks)
         if ranks.rank == 1:
             residual(checkpoints).assign(tf.fill((4, 6), np.inf))
-        checkpoints.save(epochs_done=2, step=8, history=[])
+        checkpoints.save(TrainingState(2, 8, 0, 16, "run", "data", []))
 
     save_on(2, tmp_path, 4)
     with pytest.raises(
@@ -289,7 +288,7 @@ def test_a_repeated_and_a_resumed_training_have_equal_bits(
     for step in range(4):
         assert whole.step(images, targets, step) == again.step(images, targets, step)
         if step == 1:
-            again.checkpoints.save(epochs_done=0, step=2, history=[], loss_sum=1.0, loss_count=2)
+            again.checkpoints.save(TrainingState(0, 2, 0, 16, "run", "data", [], loss_sum=1.0, loss_count=2))
     assert resumed.checkpoints.restore(resumes=True).step == 2
     for step in (2, 3):
         resumed.step(images, targets, step)

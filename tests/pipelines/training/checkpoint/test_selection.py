@@ -117,8 +117,8 @@ def test_the_checkpoint_of_the_best_epoch_is_kept_and_the_one_before_it_is_not(c
     for epoch in range(1, 8):
         weight.assign(tf.fill(weight.shape, float(epoch)))
         answers = Predictions(np.array([[epoch / 10]]), np.ones((1, 1), np.uint8), np.zeros(1, int), "multi_label")
-        evaluations = {"val": Evaluation({}, [], answers)}
-        checkpoints.save(epochs_done=epoch, step=4 * epoch, history=history_of(values[:epoch]), evaluations=evaluations)
+        state = TrainingState(epoch, 4 * epoch, 0, 16, "run", "data", history_of(values[:epoch]))
+        checkpoints.save(state, {"val": Evaluation({}, [], answers)})
         kept.append([int(path.stem.removeprefix("step-")) // 4 for path in list_checkpoints(checkpoints.folder)])
     assert kept == [[1], [1, 2], [2, 3], [2, 3, 4], [4, 5], [5, 6], [5, 6, 7]]
     checkpoints.take_best(20)
@@ -131,7 +131,7 @@ def test_the_checkpoint_of_the_best_epoch_is_kept_and_the_one_before_it_is_not(c
 
 
 def test_a_damaged_best_checkpoint_says_what_to_do(checkpoints: Checkpoints) -> None:
-    checkpoints.save(epochs_done=1, step=4, history=history_of([0.5]))
+    checkpoints.save(TrainingState(1, 4, 0, 16, "run", "data", history_of([0.5])))
     path = checkpoint_path(checkpoints.folder, 4).path
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(RuntimeError, match=r"best epoch, is damaged .*training\.selection\.model=last and training\."):

@@ -196,7 +196,7 @@ def test_a_codec_that_overflows_stops_the_step_before_its_update(
 
     class EveryStep(Saver):
         def save(self, step: int, losses: LossTotal, seconds: float) -> None:
-            checkpoints.save(epochs_done=0, step=step, history=[], loss_sum=losses.sum, loss_count=losses.count)
+            checkpoints.save(TrainingState(0, step, 0, 4, "run", "data", [], losses.sum, losses.count))
 
     with pytest.raises(
         FloatingPointError,
