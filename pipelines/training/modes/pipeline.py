@@ -22,8 +22,7 @@ from pipelines.training.ranks.collective import HorovodCollective, HorovodGroup
 from pipelines.training.step.accumulation import Accumulation
 from pipelines.training.step.loop import average_statistics
 from pipelines.training.step.mode import Mode, ModeInputs
-from pipelines.training.step.step import Accumulate, Images, Step, make_apply, updated
-from pipelines.training.step.tensors import dense
+from pipelines.training.step.step import Accumulate, Images, Step, dense, make_apply, updated
 
 
 class Pipeline(Mode):

@@ -17,7 +17,6 @@ from models.networks.model import inputs_of
 from pipelines.training.step.accumulation import Accumulation
 from pipelines.training.step.loss_scale import LossScale
 from pipelines.training.step.rule import Apply, Rule
-from pipelines.training.step.tensors import dense
 from pipelines.training.step.weight_average import WeightAverage
 
 Images = dict[str, tf.Tensor]
@@ -277,6 +276,14 @@ def make_gradients(
     # A separate function is used only for XLA. A function that updates state, as batch norm does, returns all gradients
     # at its end. The exchange could then not start during the backward pass.
     return tf.function(gradients, jit_compile=True) if jit_compile else gradients
+
+
+def dense(gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[tf.Tensor | None]:
+    """Convert gradients to dense tensors; lookups in a table, as in embeddings, give slices.
+
+    An exchange needs all tensors in one order with known shapes, and XLA does not support slices.
+    """
+    return [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
 
 
 def make_predict(model: keras.Model, *, jit_compile: bool) -> Callable[[Images], tf.Tensor]:

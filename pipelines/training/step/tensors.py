@@ -1,6 +1,6 @@
-"""The conversion of batches and gradients to tensors that a training step can take."""
+"""The conversion of images to tensors that a training step can take."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -16,14 +16,6 @@ def image_tensors(images: Mapping[str, NDArray[np.generic]]) -> dict[str, tf.Ten
     exists, the reader does not reuse the shared memory.
     """
     return {name: _tensor(image) for name, image in images.items()}
-
-
-def dense(gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[tf.Tensor | None]:
-    """Convert gradients to dense tensors; lookups in a table, as in embeddings, give slices.
-
-    An exchange needs all tensors in one order with known shapes, and XLA does not support slices.
-    """
-    return [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
 
 
 def _tensor(image: NDArray[np.generic]) -> tf.Tensor:
