@@ -7,11 +7,14 @@ profiler (`training.tensorflow_profiler`) shows the kernels. If XLA compiles for
 
 import json
 import math
+import secrets
 import shutil
 import socket
+import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +25,11 @@ from models.compression.arithmetic.graph import Marks
 from models.layers.grids import Size
 from pipelines.dataset.read.reader import Batch
 from pipelines.launch.rank.report import log_to_driver
+from pipelines.launch.wire.transport import SECRET_BYTES, ConnectionServer, FrameConnection, connect, frame
 from pipelines.storage.whole_files import copy_folder
-from pipelines.training.ranks.collective import HorovodCollective, gather_json
+from pipelines.training.ranks.collective import HorovodCollective, gather_json, own_address
 from pipelines.training.step.loop import Trainer
 from pipelines.training.step.step import Images
-from pipelines.training.tracing.clocks import ClockOffset, compare_clocks
 from pipelines.training.tracing.spans import TRACE_FILE, RankTrace, Span, chrome_trace
 from pipelines.training.tracing.timeline import Timeline, read_timeline
 
@@ -37,6 +40,18 @@ TensorBoard shows them: every operation and, on a GPU, every kernel.
 """
 
 _HOROVOD = "horovod.json"
+_QUESTIONS = 25
+_SECONDS_FOR_AN_ANSWER = 5.0
+_ANSWER = struct.Struct("!d")
+
+
+@dataclass(frozen=True)
+class ClockOffset:
+    """The offset to add to a rank's time to get the time of rank 0."""
+
+    seconds: float
+    error: float
+    """Largest error in seconds. If the clocks could not be compared, it is infinite and `seconds` is 0."""
 
 
 @dataclass
@@ -180,3 +195,57 @@ def _described(ranks: Sequence[RankTrace], location: str) -> str:
         else f"the clocks of all ranks agree to {1000 * max(rank.error for rank in ranks):.2f} ms"
     )
     return f"trace of steps {steps[0]} to {steps[-1]}: {location}, for https://ui.perfetto.dev; {clocks}"
+
+
+def compare_clocks(collective: HorovodCollective) -> ClockOffset:
+    """Compare this rank's clock with that of rank 0; all ranks call this together.
+
+    Rank 0 answers each question with its time. For the fastest of 25 answers
+
+        offset = time in the answer - (time of the question + time of the answer's arrival) / 2
+        error <= (time of the answer's arrival - time of the question) / 2
+
+    Source: Mills 1991, "Internet time synchronization: the network time protocol", with the minimum-delay filter.
+
+    Args:
+        collective: The ranks.
+    """
+    secret = secrets.token_bytes(SECRET_BYTES)
+    server = serve(own_address(), secret) if collective.rank == 0 else None
+    address = None if server is None else [own_address(), server.port, secret.hex()]
+    host, port, key = gather_json(address, collective)[0]
+    offset = ClockOffset(0.0, 0.0) if collective.rank == 0 else ask(host, port, bytes.fromhex(key))
+    gather_json(None, collective)  # rank 0 answers until every rank has asked
+    if server is not None:
+        server.close()
+    return offset
+
+
+def ask(host: str, port: int, secret: bytes) -> ClockOffset:
+    """Ask the clock at an address; see `compare_clocks`."""
+    try:
+        with closing(connect(host, port, secret)) as connection:
+            connection.settimeout(_SECONDS_FOR_AN_ANSWER)
+            return min((_ask_once(connection) for _ in range(_QUESTIONS)), key=lambda offset: offset.error)
+    except (OSError, ValueError, struct.error):  # a firewall, or half an answer: a trace must not end a training
+        return ClockOffset(0.0, math.inf)
+
+
+def _ask_once(connection: FrameConnection) -> ClockOffset:
+    asked = time.time()
+    connection.send(frame(b""))
+    answer, _ = connection.receive()
+    arrived = time.time()
+    (there,) = _ANSWER.unpack(answer)
+    return ClockOffset(there - (asked + arrived) / 2, (arrived - asked) / 2)
+
+
+def serve(host: str, secret: bytes) -> ConnectionServer:
+    """Answer the questions of other ranks until the server is closed."""
+    return ConnectionServer(host, secret, _answer, maximum_data_bytes=0, name="groundswell-clock")
+
+
+def _answer(connection: FrameConnection) -> None:
+    while True:
+        connection.receive()
+        connection.send(frame(_ANSWER.pack(time.time())))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipelines.training.tracing import clocks
-from pipelines.training.tracing.clocks import ask, compare_clocks, serve
+from pipelines.training.tracing.tracer import ask, compare_clocks, serve
 
 SECRET = secrets.token_bytes(32)
 
