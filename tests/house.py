@@ -76,7 +76,6 @@ TAKE_ALL = {
     "pipelines/training/setup/resolution.py: trained_sizes",
     "pipelines/training/setup/rank_setup.py: make_mode_of",
     "pipelines/training/worker.py: _finish",
-    "pipelines/training/worker.py: _train",
     "pipelines/training/worker.py: train_worker",
 }
 """Functions that take the whole configuration."""

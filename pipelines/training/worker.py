@@ -1,14 +1,19 @@
 """The training of one rank from start to end; it runs in a worker process of the launcher."""
 
 import functools
+import itertools
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
+import tensorflow as tf
+from horovod.common.exceptions import HorovodInternalError
 
 from conf.schema import RunConfig
 from conf.sections.dataset import ReaderConfig
+from pipelines.dataset.read.reader import Batch
 from pipelines.launch.rank import membership
 from pipelines.launch.rank.report import StoppedOnRequest, signs_of_life
 from pipelines.storage.folder import Location
@@ -22,15 +27,16 @@ from pipelines.training.checkpoint.selection import best_of, described
 from pipelines.training.checkpoint.state import TrainingState, newest_step
 from pipelines.training.driver.export import log_trained
 from pipelines.training.epochs import Epochs
-from pipelines.training.memory.shortage import Shortage, shortage_explained
+from pipelines.training.memory.shortage import shortage_explained
 from pipelines.training.rank_training import RankTraining, make_rank_training
-from pipelines.training.ranks.collective import gather_json
+from pipelines.training.ranks.collective import gather_json, job_of_one
 from pipelines.training.ranks.events import Compiling, tell
 from pipelines.training.ranks.results import TrainingSummary
 from pipelines.training.record.observer import StepMeasurements, gpu_names
 from pipelines.training.record.run_recorder import RunRecorder
 from pipelines.training.record.summary import summary_of
-from pipelines.training.step.ahead import step_ahead
+from pipelines.training.setup.rank_setup import RankSetup, make_inputs
+from pipelines.training.step.step import Traceable
 from pipelines.training.tracing.peak import computer_of
 from pipelines.training.tracing.tracer import StepTracer
 from pipelines.training.validation import validation_images
@@ -59,37 +65,28 @@ def train_worker(
         MemoryError: This rank ran out of memory. The error names what would fit.
     """
     with shortage_explained(config.training) as shortage:
-        return _train(config, run, make_rank_training(config, run, checkpoint_folder, shortage), shortage, before_step)
-
-
-def _train(
-    config: RunConfig,
-    run: TrackedRun,
-    rank: RankTraining,
-    shortage: Shortage,
-    before_step: Callable[[RankTraining, int], None],
-) -> TrainingSummary:
-    make_recorder = functools.partial(_make_recorder, config.dataset.path, config.reader, run, rank)
-    if membership.is_spare():
-        start, recorder = _take_over(rank, make_recorder, has_room=shortage.has_room())
-    else:
-        start, recorder = _begin(rank, make_recorder)
-    measurements = StepMeasurements(rank.clocks, recorder, rank.setup.batch_norm_bytes)
-    seconds = config.tracking.system_seconds
-    epochs = Epochs(
-        rank,
-        recorder,
-        measurements,
-        sampler=None if seconds is None else SystemSampler(seconds, lambda: measurements.steps_done),
-        tracer=_make_tracer(rank, config.exchange.codec.name, recorder, start.step),
-        before_step=before_step,
-    )
-    with _ends_explained(rank.checkpoints, recorder, epochs.sampler):
-        history = _train_through(epochs, start)
-    if recorder is None:
-        return TrainingSummary("", history, "", 0)
-    with signs_of_life():  # writes to the store have the store's own time limits
-        return _finish(config, run, rank, recorder, history)
+        rank = make_rank_training(config, run, checkpoint_folder, shortage)
+        make_recorder = functools.partial(_make_recorder, config.dataset.path, config.reader, run, rank)
+        if membership.is_spare():
+            start, recorder = _take_over(rank, make_recorder, has_room=shortage.has_room())
+        else:
+            start, recorder = _begin(rank, make_recorder)
+        measurements = StepMeasurements(rank.clocks, recorder, rank.setup.batch_norm_bytes)
+        seconds = config.tracking.system_seconds
+        epochs = Epochs(
+            rank,
+            recorder,
+            measurements,
+            sampler=None if seconds is None else SystemSampler(seconds, lambda: measurements.steps_done),
+            tracer=_make_tracer(rank, config.exchange.codec.name, recorder, start.step),
+            before_step=before_step,
+        )
+        with _ends_explained(rank.checkpoints, recorder, epochs.sampler):
+            history = _train_through(epochs, start)
+        if recorder is None:
+            return TrainingSummary("", history, "", 0)
+        with signs_of_life():  # writes to the store have the store's own time limits
+            return _finish(config, run, rank, recorder, history)
 
 
 def _begin(
@@ -119,14 +116,61 @@ def _take_over(
     assert rank.recovery is not None, "the launcher has spares where launch.recover asks for them"
     rank.mode.begin(0)
     if rank.setup.collective.group.size == 1:  # the ranks of a group are known only after they have joined
-        # A spare that starts late skips the epochs that are done. After the last epoch no step is taken.
-        left = rank.plan.sizes[newest_step(rank.checkpoints.folder) // rank.plan.steps :]
-        step_ahead(rank.training, rank.setup, rank.trainer, left or rank.plan.sizes[-1:], has_room=has_room)
+        step_ahead(rank, has_room=has_room)
     start = rank.recovery.take_over()
     recorder = make_recorder(newest_step(rank.checkpoints.folder))
     if recorder is not None:
         recorder.go_on_after(start.step, rank.recovery.replaced)
     return start, recorder
+
+
+def step_ahead(rank: RankTraining, *, has_room: bool) -> None:
+    """Take steps on zeros in a spare before it replaces a rank; the first step of a size compiles its graphs.
+
+    The steps belong to a job of only this process. The state that the spare takes over later overwrites their changes.
+    A codec whose ranks gather each other's messages fails in such a step after encoding. A sharded optimizer fails
+    after the gradients. The rest of the step is then compiled when the rank needs it.
+
+    Args:
+        rank: The rank that the spare may replace. The image size that is needed first is compiled first.
+        has_room: Whether the memory is sufficient for a step. If not, the graphs are only traced.
+    """
+    steps: tuple[object, ...] = (rank.trainer.accumulate, rank.trainer.step)
+    graphs = [graph for graph in steps if isinstance(graph, Traceable)]
+    if not graphs or membership.is_turn():
+        return
+    # A spare that starts late skips the epochs that are done. After the last epoch no step is taken.
+    left = rank.plan.sizes[newest_step(rank.checkpoints.folder) // rank.plan.steps :] or rank.plan.sizes[-1:]
+    batch, began = _zeros(rank.setup, rank.training.batch_size_per_worker), time.monotonic()
+    made = [make_inputs(rank.training, rank.setup.model, 0, size)(batch) for size in dict.fromkeys(left)]
+    for inputs in made:
+        if inputs is not made[0] and membership.is_turn():
+            return
+        for graph in graphs:
+            graph.get_concrete_function(*inputs)
+    if not has_room:
+        return
+    try:
+        with job_of_one():
+            for inputs, graph in itertools.product(made, graphs):
+                if membership.is_turn():
+                    return
+                graph(*inputs)
+    except (tf.errors.OpError, HorovodInternalError, ValueError) as error:
+        _log.info("took a part of a step ahead: %s", str(error).partition("\n")[0])
+    else:
+        _log.info("took a step ahead (%.1f s)", time.monotonic() - began)
+
+
+def _zeros(setup: RankSetup, size: int) -> Batch:
+    """Return a batch for the model with `size` samples that are all zeros."""
+    groups = [group for group in setup.manifest.groups if group.name in setup.model.input]
+    return Batch(
+        {group.name: np.zeros((size, *group.shape), group.dtype) for group in groups},
+        np.zeros((size, len(setup.manifest.class_names)), np.uint8),
+        np.ones(size, np.float32),
+        np.zeros(size, np.int64),
+    )
 
 
 def _train_through(epochs: Epochs, start: TrainingState) -> list[dict[str, float]]:

@@ -15,8 +15,8 @@ from jobs.prepare import prepare
 from jobs.train import TrainedRun, train
 from models.networks.whitening import LAYER
 from pipelines.dataset.format.manifest import read_manifest
+from pipelines.training.setup.rank_setup import begin_whitened
 from pipelines.training.setup.recipe import make_model
-from pipelines.training.setup.whitening import begin_whitened
 from tests.parallel.trainings import arrays_of
 
 pytestmark = [

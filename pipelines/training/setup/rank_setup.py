@@ -2,12 +2,14 @@
 
 import functools
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import keras
 import numpy as np
 
 from conf.schema import RunConfig
+from conf.sections.dataset import ReaderConfig
 from conf.sections.training import TrainingConfig
 from models.compression import kernels
 from models.compression.arithmetic.graph import Marks
@@ -15,19 +17,23 @@ from models.layers.augmentation import AugmentedModel, augmentation_seeds
 from models.layers.grids import Size
 from models.layers.normalisation import normalise_over, statistics_bytes
 from models.losses import Loss
+from models.networks.whitening import whiten
 from models.schedules import Schedule
 from pipelines.dataset.format.manifest import Manifest, read_manifest
+from pipelines.dataset.read.reader import SplitReader
 from pipelines.launch.rank import membership
 from pipelines.launch.rank.report import attempt, log_to_driver
+from pipelines.sample import TRAINING_SPLIT
 from pipelines.storage.folder import Location
 from pipelines.training.checkpoint.files import list_checkpoints
 from pipelines.training.checkpoint.in_memory import rank_uses_kernels
 from pipelines.training.ranks.collective import HorovodCollective, ranks_of_job, use_assigned_devices
 from pipelines.training.ranks.stop import StopAgreement
+from pipelines.training.setup.bands import seen_bands, used_groups
+from pipelines.training.setup.input import reader_settings
 from pipelines.training.setup.objective import make_loss
 from pipelines.training.setup.recipe import freeze_layers, make_mode, make_model
 from pipelines.training.setup.warm_start import begin_with
-from pipelines.training.setup.whitening import begin_whitened
 from pipelines.training.step.loop import Trainer
 from pipelines.training.step.loss_scale import LossScale
 from pipelines.training.step.mode import Mode
@@ -36,6 +42,10 @@ from pipelines.training.step.step_inputs import Mixing, StepInputs
 from pipelines.training.step.weight_average import WeightAverage
 from pipelines.training.tracing.timeline import allow_timeline
 
+_WHITENING_SAMPLES = 4096
+"""The maximum number of training images whose patches a whitening convolution is made from."""
+_WHITENING_VALUES, _VALUES_AT_ONCE = 3 * 2**22, 3 * 2**18
+"""The maximum of pixels times bands that are read for it in total, and in one batch. A single image may have more."""
 _log = logging.getLogger(__name__)
 
 
@@ -163,6 +173,35 @@ def _begin(
             lines.append(f"{len(frozen)} layers are frozen: {', '.join(frozen)}")
     for line in lines:
         log_to_driver(line)
+
+
+def begin_whitened(
+    model: keras.Model, dataset: str, reader: ReaderConfig, manifest: Manifest, bands: Sequence[str] | None
+) -> str:
+    """Set the filters of the model's whitening convolution from the first rows of the training split.
+
+    `prepare` has shuffled the split, so these rows are a random part of it, in as few files as possible.
+
+    Args:
+        model: The model, which has a whitening convolution.
+        dataset: `dataset.path`.
+        reader: The reader's section.
+        manifest: Manifest of the dataset.
+        bands: `input.bands`.
+
+    Returns:
+        A sentence that says what was done.
+
+    Raises:
+        FileNotFoundError, ValueError, RuntimeError: See `SplitReader`; ValueError also for pixels that are not finite.
+    """
+    pixels = max(group.shape[0] * group.shape[1] for group in used_groups(manifest.groups, bands))
+    values = pixels * len(seen_bands(manifest.groups, bands))
+    split = SplitReader(dataset, TRAINING_SPLIT, reader_settings(reader))
+    rows = np.arange(min(len(split), _WHITENING_SAMPLES, max(1, _WHITENING_VALUES // values)), dtype=np.int64)
+    size = max(1, _VALUES_AT_ONCE // values)
+    whiten(model, (split.gather(rows[first : first + size]).images for first in range(0, len(rows), size)))
+    return f"the first convolution whitens patches by {len(rows):,} training images"
 
 
 def make_mode_of(

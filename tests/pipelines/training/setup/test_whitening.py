@@ -11,8 +11,8 @@ from conf.schema import RunConfig
 from models.networks.whitening import LAYER, patches_of, whitening_filters
 from pipelines.dataset.format.manifest import read_manifest
 from pipelines.dataset.read.reader import SplitReader
+from pipelines.training.setup.rank_setup import begin_whitened
 from pipelines.training.setup.recipe import make_model
-from pipelines.training.setup.whitening import begin_whitened
 
 pytestmark = pytest.mark.spark
 
