@@ -14,12 +14,12 @@ from models.compression.codec import Codec
 from models.compression.exchange.exchange import GradientExchange
 from models.compression.exchange.pushes import PushCodec
 from pipelines.launch.wire.transport import SECRET_BYTES
-from pipelines.training.modes.optimizer_state import state_of
-from pipelines.training.modes.own_shard import OwnShard, divide
+from pipelines.training.modes.optimizer_state import moments_of, state_of
 from pipelines.training.modes.shard import NO_STOP, Gradients, ShardClient, ShardServer, Synchrony
 from pipelines.training.ranks.collective import HorovodCollective, gather_json, own_address
 from pipelines.training.ranks.stop import StopAgreement
 from pipelines.training.step.mode import CopyOptimizer
+from pipelines.training.step.step import make_apply
 
 Messages = list[tuple[tf.Tensor, ...]]
 """The pushed arrays of each trainable variable; see `PushCodec`."""
@@ -120,6 +120,10 @@ class ParameterServer:
             push_every=push_every,
         )
         self._fetch_every, self._push_every = fetch_every, push_every
+        self.moves_own_weights = fetch_every > 1
+        """Whether the worker updates its own weights with its gradients until the next fetch."""
+        self.accrues = push_every > 1
+        """Whether a push contains the gradients of several steps."""
         shapes = [tuple(variable.shape) for variable in self._weights]
         self._shards = divide(shapes, workers)
         self._codec = PushCodec(
@@ -150,7 +154,14 @@ class ParameterServer:
         self._is_begun = self._is_open = False
         self._load = tf.function(self._assign, autograph=False)
         self.figures = PushFigures()
-        self._connect(secret)
+        addresses = gather_json([own_address(), self._shard.port], self._collective)
+        self._client = ShardClient(
+            [(host, port) for host, port in addresses],
+            secret,
+            rank,
+            [4 * sum(math.prod(shapes[index]) for index in indexes) for indexes in self._shards],
+        )
+        self._client.fetch(0)  # every shard knows this worker before any shard starts
         self.begin(0)
 
     def begin(self, step: int) -> None:
@@ -181,16 +192,6 @@ class ParameterServer:
         self._is_open = not locked or self._client.steps <= self.steps_done
         self.figures.wire_seconds += time.perf_counter() - began
         return self._is_open
-
-    @property
-    def moves_own_weights(self) -> bool:
-        """Whether the worker updates its own weights with its gradients until the next fetch."""
-        return self._fetch_every > 1
-
-    @property
-    def accrues(self) -> bool:
-        """Whether a push contains the gradients of several steps."""
-        return self._push_every > 1
 
     @property
     def is_push_due(self) -> bool:
@@ -276,17 +277,6 @@ class ParameterServer:
     def _of(self, shard: int) -> list[keras.Variable]:
         return [self._weights[index] for index in self._shards[shard]]
 
-    def _connect(self, secret: bytes) -> None:
-        addresses = gather_json([own_address(), self._shard.port], self._collective)
-        parameters = [sum(math.prod(each.shape) for each in self._of(number)) for number in range(len(addresses))]
-        self._client = ShardClient(
-            [(host, port) for host, port in addresses],
-            secret,
-            self._collective.rank,
-            [4 * each for each in parameters],
-        )
-        self._client.fetch(0)  # every shard knows this worker before any shard starts
-
     def _unpack(self, pushed: memoryview, dense: bool) -> Gradients:
         return self._codec.unpack(self._shards[self._collective.rank], pushed, dense=dense)
 
@@ -326,3 +316,80 @@ class PushFigures:
     encode_seconds: float = 0.0
     wire_seconds: float = 0.0
     """Seconds of sending and receiving, including the wait for other workers."""
+
+
+class OwnShard:
+    """The weights of this rank's shard, and the optimizer that changes them."""
+
+    def __init__(
+        self,
+        variables: Sequence[keras.Variable],
+        trained: Sequence[keras.Variable],
+        optimizer: keras.optimizers.Optimizer,
+        copy_optimizer: CopyOptimizer,
+    ) -> None:
+        """Copy the weights and the optimizer's state.
+
+        Args:
+            variables: Variables of the shard, which are some of `trained`; none if there are more ranks than variables.
+            trained: All trainable variables of the model.
+            optimizer: The optimizer of all variables.
+            copy_optimizer: Makes the optimizer of the copies.
+        """
+        self._copies = [
+            # Keras would not copy a TensorFlow variable.
+            keras.Variable(tf.identity(variable.value), trainable=True, name=f"shard_{number}")
+            for number, variable in enumerate(variables)
+        ]
+        self._pairs = list(zip(self._copies, variables, strict=True))
+        if not self._copies:
+            return
+        for copy, variable in self._pairs:
+            copy.constraint = variable.constraint
+        self.optimizer, factors = copy_optimizer({id(variable): copy for copy, variable in self._pairs})
+        state = list(zip(moments_of(self.optimizer), state_of(variables, trained, optimizer), strict=True))
+        assert all(own.shape == whole.shape for own, whole in state)
+        self._pairs += [*state, (self.optimizer.iterations, optimizer.iterations)]
+        apply = make_apply(self.optimizer, self._copies, rate_factors=factors)
+        self._update = tf.function(lambda *gradients: apply(list(gradients)), autograph=False)
+        self._read = tf.function(
+            lambda: tf.concat([tf.reshape(copy.value, [-1]) for copy in self._copies], 0), autograph=False
+        )
+
+    def update(self, gradients: Gradients, rate: float) -> None:
+        """Update the weights with gradients at a learning rate."""
+        if self._copies:
+            self.optimizer.learning_rate = rate
+            self._update(*map(tf.constant, gradients))
+
+    def read(self) -> bytes:
+        """Return all weights as bytes."""
+        return self._read().numpy().tobytes() if self._copies else b""
+
+    def take_over(self) -> None:
+        """Copy weights and state from the model and its optimizer."""
+        for own, whole in self._pairs:
+            own.assign(whole.value)
+
+    def give_back(self) -> None:
+        """Copy this shard's weights and state back to the model and its optimizer."""
+        for own, whole in self._pairs:
+            whole.assign(own.value)
+
+
+def divide(shapes: Sequence[tuple[int, ...]], shards: int) -> list[list[int]]:
+    """Divide tensors among shards of about the same size: the largest tensor first, each to the smallest shard.
+
+    Args:
+        shapes: One shape for each tensor.
+        shards: Number of shards.
+
+    Returns:
+        The positions of each shard's tensors, in order; the first shard has the largest tensor.
+    """
+    sizes, found = [0] * shards, [[] for _ in range(shards)]  # type: tuple[list[int], list[list[int]]]
+    for index in sorted(range(len(shapes)), key=lambda each: -math.prod(shapes[each])):
+        smallest = sizes.index(min(sizes))
+        sizes[smallest] += math.prod(shapes[index])
+        found[smallest].append(index)
+    return [sorted(indexes) for indexes in found]

@@ -20,7 +20,7 @@ OWN_FILES = {
     "local": {"local.py"},
     "delayed": {"delayed.py"},
     "pipeline": {"pipeline.py", "ticks.py"},
-    "parameter_server": {"server_step.py", "parameter_server.py", "own_shard.py", "shard.py"},
+    "parameter_server": {"server_step.py", "parameter_server.py", "shard.py"},
 }
 STEPS = """
 import keras, numpy as np, tensorflow as tf
