@@ -1,8 +1,8 @@
 """The settings that a checkpoint records, and a check of those that a resumed run must not change."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
+from conf.load import flat
 from conf.schema import RunConfig
 from conf.sections.optimizers import SGDConfig
 from pipelines.dataset.format.manifest import Manifest
@@ -45,7 +45,7 @@ _MAY_CHANGE = ("input.augmentation.", "input.resolution_schedule", "model.dropou
 def recorded_settings(config: RunConfig) -> dict[str, str]:
     """Return all settings that affect a step, by key, and the versions of the relevant packages."""
     sections = {name: section.model_dump(mode="json") for name, section in config if name in _SECTIONS}
-    values = {name: str(value) for name, value in _flat("", sections)}
+    values = {name: str(value) for name, value in flat(sections) if value != {}}
     values[_LAYOUT] = config.training.mode.declaration.layout
     values["launch.num_workers"] = str(config.launch.num_workers)
     versions = {package: version_of(package) for package in _PACKAGES}
@@ -114,11 +114,3 @@ def check_same_order(checkpoint: Location, state: TrainingState, order: str) -> 
             f"{checkpoint} was written within an epoch of {state.order}, now it is {order}: set reader.name and "
             "reader.cache_limit_gib as they were"
         )
-
-
-def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(f"{prefix}{name}.", value)
-        else:
-            yield f"{prefix}{name}", value
