@@ -15,7 +15,7 @@ from pipelines.training.modes.parameter_server import Messages, ParameterServer
 from pipelines.training.step.accumulation import Accumulation
 from pipelines.training.step.loop import average_statistics
 from pipelines.training.step.mode import Mode, ModeInputs
-from pipelines.training.step.step import Accumulate, Images, Step, StepFigures, make_accumulate, make_gradients
+from pipelines.training.step.step import Accumulate, Images, Step, make_accumulate, make_gradients
 
 
 class ServerStep:
@@ -141,7 +141,7 @@ class ServerStep:
                 total.assign(tf.zeros(total.shape))
 
     def _figures(self, norm: float) -> tf.Tensor:
-        """Return the row of `StepFigures`; shards decode and update at the same time, on any rank."""
+        """Return the row of `StepClocks.figures`; shards decode and update at the same time, on any rank."""
         figures, payload = self.server.figures, self.payload_bytes()
         dense = 4 * sum(each.shape.num_elements() for each in (variable.value for variable in self._variables))
         exchange = ExchangeFigures(
@@ -153,7 +153,7 @@ class ServerStep:
             decode_seconds=0.0,
         )
         after = figures.encode_seconds + figures.wire_seconds
-        return tf.constant(StepFigures(exchange, 0.0, after).row, tf.float64)
+        return tf.constant([*exchange, 0.0, after], tf.float64)  # no time of the update
 
 
 def make(inputs: ModeInputs, settings: ParameterServerConfig) -> Mode:

@@ -30,8 +30,7 @@ def mode_maker(config: ModeConfig) -> MakeMode:
     """
     declaration = config.declaration
     path = declaration.implementation or MODES[config.name]
-    maker: MakeMode = import_function(path, f"{type(declaration).__qualname__}.implementation")
-    return maker
+    return import_function(path, f"{type(declaration).__qualname__}.implementation")
 
 
 def check_model_of_mode(config: ModeConfig, model: keras.Model, samples: tuple[dict[str, Any], Any]) -> None:

@@ -39,11 +39,6 @@ class StepFigures(NamedTuple):
         *exchange, optimizer, after_gradients = row
         return cls(ExchangeFigures(*exchange), optimizer, after_gradients)
 
-    @property
-    def row(self) -> list[float]:
-        """The values of `StepClocks.figures`."""
-        return [*self.exchange, self.optimizer_seconds, self.after_gradients_seconds]
-
 
 class StepClocks:
     """The figures of the latest step on this rank; its seconds are meaningful on a CPU."""
@@ -212,8 +207,7 @@ def make_apply(
         if marks is not None:
             marks.add("optimizer", "update", now(means), updated(variables))
 
-    compiled: Apply = apply  # tf.function is not typed
-    return compiled
+    return apply  # type: ignore[no-any-return]  # the decorator is not typed
 
 
 def _mark_passes(
@@ -244,7 +238,6 @@ def make_accumulate(
     """Return the function for all micro-batches of a step except the last; for arguments see `make_train_step`."""
     gradients = make_gradients(model, loss, loss_scale, jit_compile=jit_compile)
 
-    @tf.function
     def accumulate(
         images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None, size: Size | None = None
     ) -> None:
@@ -252,8 +245,7 @@ def make_accumulate(
         value, computed = gradients(images, targets, seeds, size)
         accumulation.add(value, computed, before)
 
-    compiled: Accumulate = accumulate  # tf.function is not typed
-    return compiled
+    return tf.function(accumulate)
 
 
 def make_gradients(
@@ -289,9 +281,7 @@ def dense(gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[tf.T
 def make_predict(model: keras.Model, *, jit_compile: bool) -> Callable[[Images], tf.Tensor]:
     """Return `predict(images) -> logits (batch, classes)` with the moving batch-norm statistics."""
 
-    @tf.function(jit_compile=jit_compile)
     def predict(images: Images) -> tf.Tensor:
         return model(inputs_of(model, images), training=False)
 
-    compiled: Callable[[Images], tf.Tensor] = predict  # tf.function is not typed
-    return compiled
+    return tf.function(predict, jit_compile=jit_compile)
