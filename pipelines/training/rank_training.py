@@ -84,7 +84,14 @@ def make_rank_training(
     manifest, collective = setup.manifest, setup.collective
     data = make_input(config, manifest, rank=collective.rank, size=collective.size, micro_batches=setup.micro_batches)
     steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
-    _log_size(setup, steps)
+    _log.info(
+        "rank %d of %d: %d training samples, %d steps per epoch%s",
+        collective.rank,
+        collective.size,
+        manifest.splits[TRAINING_SPLIT].rows,
+        steps,
+        f" of {setup.micro_batches} micro-batches" if setup.micro_batches > 1 else "",
+    )
     tell_precision(training.precision, collective)
 
     stop, clocks = StopAgreement(collective), StepClocks()
@@ -121,17 +128,6 @@ def make_rank_training(
         validate=validate,
         checkpoints=checkpoints,
         recovery=recovery,
-    )
-
-
-def _log_size(setup: RankSetup, steps: int) -> None:
-    _log.info(
-        "rank %d of %d: %d training samples, %d steps per epoch%s",
-        setup.collective.rank,
-        setup.collective.size,
-        setup.manifest.splits[TRAINING_SPLIT].rows,
-        steps,
-        f" of {setup.micro_batches} micro-batches" if setup.micro_batches > 1 else "",
     )
 
 

@@ -216,14 +216,13 @@ def _make_tracer(rank: RankTraining, codec: str, recorder: RunRecorder | None, d
     training, marks, folder = rank.training, rank.mode.exchange.marks, rank.checkpoints.folder
     if training.trace_steps is None or marks is None:
         return None
-    write = recorder.write_trace if recorder is not None else lambda trace, profiles, step: None
     return StepTracer(
         training.trace_steps,
         done=done,
         marks=marks,
         collective=rank.setup.collective,
         folder=folder.parent.path if folder.is_local else None,
-        write=write,
+        write=recorder.write_trace if recorder is not None else lambda trace, profiles, step: None,
         profiles=training.tensorflow_profiler,
         about={"codec": codec, "jit_compile": training.jit_compile},
     )

@@ -38,7 +38,6 @@ from pipelines.training.checkpoint.state import (
     read_checkpoint,
     read_state,
     readable,
-    remove_rank_states,
     save_checkpoint,
     save_rank_state,
 )
@@ -280,7 +279,8 @@ class Checkpoints:
     def _remove_parts(self, step: int) -> None:
         """Remove the parts of a failed checkpoint, unless an earlier attempt has completed the same checkpoint."""
         if not checkpoint_path(self.folder, step).is_file():
-            remove_rank_states(self.folder, step)
+            for part in self.folder.glob(f"step-{step:08d}.rank-*.npz"):
+                part.remove()
 
 
 def rank_state(exchange: GradientExchange, own: Sequence[keras.Variable]) -> Arrays:

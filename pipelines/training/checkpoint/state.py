@@ -137,12 +137,6 @@ def save_rank_state(folder: Location, step: int, rank: int, arrays: Mapping[str,
     write_arrays(rank_path(checkpoint_path(folder, step), rank), arrays)
 
 
-def remove_rank_states(folder: Location, step: int) -> None:
-    """Remove the exchange states of a checkpoint that could not be written."""
-    for part in folder.glob(f"step-{step:08d}.rank-*.npz"):
-        part.remove()
-
-
 def check_rank_states(folder: Location, step: int, ranks: int) -> None:
     """Check that the files of all ranks are in the folder.
 

@@ -80,8 +80,9 @@ def check_dataset(config: RunConfig) -> Manifest:
     # Petastorm's reader reads the training split without our cache. For whitening, our reader reads a part of it.
     with_own = config.reader.name != "petastorm" or config.model.whitens
     splits = [TRAINING_SPLIT, VALIDATION_SPLIT] if with_own else [VALIDATION_SPLIT]
-    present = [split for split in splits if split in manifest.splits]
-    if not check_readable(dataset, manifest, present, reader_settings(config.reader)):
+    if not check_readable(
+        dataset, manifest, (split for split in splits if split in manifest.splits), reader_settings(config.reader)
+    ):
         _check_cache_is_default(dataset, config.reader)
     return manifest
 

@@ -272,7 +272,8 @@ def _write_beginning(
         if before.has_diverged:
             tags = {**tags, DIVERGED_TAG: ""}
             update_local_run(folder, has_diverged=False)
-        if _was_left_running(run, before):
+        # Its driver died, according to its folder before this attempt or to its tags.
+        if before.status == "RUNNING" or (not run.is_offline and DRIVER_DIED.items() <= queries.tags(run).items()):
             tags = {**tags, **dict.fromkeys(DRIVER_DIED, "")}
         writer.tags(tags)
     # The archive is left out, because training does not read it.
@@ -282,11 +283,6 @@ def _write_beginning(
     (folder / CONFIG_FILE).write_text(text)
     (folder / "dataset.json").write_text(manifest_json(manifest))
     writer.drain(patience=0)
-
-
-def _was_left_running(run: TrackedRun, before: LocalRun) -> bool:
-    """Return whether the driver of a run died, according to its folder before this attempt or to its tags."""
-    return before.status == "RUNNING" or (not run.is_offline and DRIVER_DIED.items() <= queries.tags(run).items())
 
 
 @contextmanager

@@ -12,10 +12,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from conf.schema import RunConfig
 from conf.sections.codecs import CodecConfig, NoneConfig
 from conf.sections.optimizers import LayerwiseConfig, OptimizerConfig
 from conf.sections.training import TrainingConfig, WarmStartConfig
+from models.imported import described
 from models.layers.grids import Size
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.training.setup.resolution import part_sizes
@@ -85,7 +88,6 @@ def build_parts(config: RunConfig, manifest: Manifest) -> list[str]:
     Raises:
         ValueError: A part does not fit.
     """
-    from models.imported import described
     from models.layers.augmentation import AugmentedModel
     from models.layers.normalisation import batch_norms_over_ranks
     from models.networks.model import with_probabilities
@@ -186,7 +188,6 @@ def _identified_by_path(
 
 def _try_sizes(network: Any, sizes: Sequence[Size], classes: int, path: str) -> None:
     """Run a network by import path in training mode on two samples of each size in the resolution schedule."""
-    from models.imported import described
     from models.layers.resolution import training_size
 
     for size in sizes:
@@ -212,8 +213,6 @@ def try_metrics(metrics: "Mapping[str, Metric]", manifest: Manifest) -> None:
     Raises:
         ValueError: A metric fails.
     """
-    import numpy as np
-
     targets, logits = _made_up_samples(manifest)
     odds = np.exp(logits)
     probabilities = odds / (odds.sum(1, keepdims=True) if manifest.task == "single_label" else 1 + odds)
@@ -223,16 +222,12 @@ def try_metrics(metrics: "Mapping[str, Metric]", manifest: Manifest) -> None:
 
 def _made_up_samples(manifest: Manifest) -> tuple[Any, Any]:
     """Return targets and logits of artificial samples; each class has positive and negative samples."""
-    import numpy as np
-
     targets = np.tile(np.eye(len(manifest.class_names), dtype=np.uint8), (2, 1))
     return targets, np.random.default_rng(0).normal(size=targets.shape).astype(np.float32)
 
 
 def _try_objective(training: TrainingConfig, manifest: Manifest) -> None:
     """Call loss and metrics by import path on artificial samples."""
-    import numpy as np
-
     from pipelines.training.setup.objective import make_loss, make_metrics
 
     if training.loss.name == "import":

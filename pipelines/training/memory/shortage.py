@@ -39,6 +39,8 @@ def estimate(
     gradients = 4 * sum(math.prod(variable.shape) for variable in model.trainable_variables)  # float32
     images = sum(math.prod(group.shape) * np.dtype(group.dtype).itemsize for group in manifest.groups)
     network = model.network if isinstance(model, AugmentedModel) else model
+    of_optimizer = {id(variable) for variable in mode.optimizer.variables}
+    of_mode = [each for each in (*mode.shared, *mode.own, *mode.between) if id(each) not in of_optimizer]
     outputs = sum(math.prod(side or 1 for side in each.shape[1:]) * _size_of(each.dtype) for each in _outputs(network))
     return Needs(
         weights=_bytes(model.variables),
@@ -46,14 +48,8 @@ def estimate(
         optimizer=_bytes(mode.optimizer.variables),
         exchange=_bytes([entry.variable for entry in mode.exchange.state]),
         sample=images + outputs,
-        mode=_bytes(_variables_of(mode)),
+        mode=_bytes(of_mode),
     )
-
-
-def _variables_of(mode: Mode) -> list[Any]:
-    """Return the variables of a mode except the optimizer's, which differ between ranks in some modes."""
-    counted = {id(variable) for variable in mode.optimizer.variables}
-    return [each for each in (*mode.shared, *mode.own, *mode.between) if id(each) not in counted]
 
 
 def _outputs(network: Any) -> Iterator[Any]:

@@ -193,7 +193,10 @@ class ShardServer:
         try:
             self._answer(connection, worker)
         finally:
-            self._leave(worker)
+            with self._changed:
+                self._connected.discard(worker)
+                self._step_where_enough()
+                self._changed.notify_all()
 
     def _answer(self, connection: FrameConnection, worker: int) -> None:
         """Answer requests until the worker closes the connection."""
@@ -265,12 +268,6 @@ class ShardServer:
     def _slowest(self) -> int:
         """Return the steps of the slowest connected worker."""
         return min((self._clock[worker] for worker in self._connected), default=max(self._clock.values()))
-
-    def _leave(self, worker: int) -> None:
-        with self._changed:
-            self._connected.discard(worker)
-            self._step_where_enough()
-            self._changed.notify_all()
 
 
 @contextmanager

@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 
 from pipelines.launch.rank import membership
 
-_SCOPES = ("", "LOCAL_", "CROSS_")
+_ALONE = {
+    **{
+        f"HOROVOD_{scope}{name}": value
+        for scope in ("", "LOCAL_", "CROSS_")
+        for name, value in (("RANK", "0"), ("SIZE", "1"))
+    },
+    "HOROVOD_DISABLE_GROUP_FUSION": "1",
+}
+"""The variables of a job with one rank."""
 _OF_GLOO = {"HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_HOSTNAME", "HOROVOD_GLOO_IFACE"}
 
 
@@ -54,10 +62,8 @@ def job_of_one() -> Iterator[None]:
     before = {name: os.environ[name] for name in os.environ if name.startswith("HOROVOD_")}
     for name in before.keys() - _OF_GLOO:
         del os.environ[name]
-    os.environ.update({f"HOROVOD_{scope}RANK": "0" for scope in _SCOPES})
-    os.environ.update({f"HOROVOD_{scope}SIZE": "1" for scope in _SCOPES})
+    os.environ.update(_ALONE)
     try:
-        os.environ["HOROVOD_DISABLE_GROUP_FUSION"] = "1"
         hvd.init()
         yield
     finally:

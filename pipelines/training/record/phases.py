@@ -136,10 +136,9 @@ class PhaseTable:
 
     def _read(self) -> list[dict[str, Any]]:
         try:
-            epochs: list[dict[str, Any]] = parse_json(self._folder.read(FILE_NAME))
+            return list(parse_json(self._folder.read(FILE_NAME)))
         except FileNotFoundError:
             return []
         except ValueError as error:
             _log.warning("%s cannot be read (%s): it starts again", self._folder / FILE_NAME, error)
             return []
-        return epochs

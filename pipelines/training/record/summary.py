@@ -1,7 +1,7 @@
 """The summary of a finished run, with the usual figures of a paper's table, from the history of its epochs."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from conf.schema import RunConfig
@@ -9,11 +9,10 @@ from conf.sections.training import SelectionConfig
 from pipelines.dataset.format.manifest import Manifest
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
 from pipelines.tracking.metrics import IMAGE_HEIGHT, is_lower_better
-from pipelines.training.checkpoint.selection import best_of
+from pipelines.training.checkpoint.selection import History, best_of
 from pipelines.training.setup.bands import used_groups
 from pipelines.training.setup.resolution import full_size
 
-History = Sequence[Mapping[str, float]]
 _PASSES = 3
 """A training step is a forward pass (1 part of operations) and a backward pass (2 parts)."""
 

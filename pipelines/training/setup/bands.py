@@ -1,5 +1,6 @@
 """The bands of the dataset that the network sees, and their channels; this module imports no TensorFlow."""
 
+import itertools
 from collections.abc import Sequence
 
 from pipelines.sample import ImageGroup
@@ -23,15 +24,10 @@ def band_channels(groups: Sequence[ImageGroup], bands: Sequence[str] | None) -> 
         if known.count(name) != 1:
             number = "no band" if name not in known else f"{known.count(name)} bands"
             raise ValueError(f"input.bands={name}: the dataset has {number} of this name; it has {', '.join(known)}")
-    channels: dict[str, Channels] = {}
-    first = 0
-    for group in groups:
-        if bands is None:
-            channels[group.name] = tuple(range(first, first + len(group.bands)))
-        else:
-            channels[group.name] = tuple(bands.index(name) if name in bands else None for name in group.bands)
-        first += len(group.bands)
-    return channels
+    if bands is None:
+        numbers = itertools.count()
+        return {group.name: tuple(itertools.islice(numbers, len(group.bands))) for group in groups}
+    return {group.name: tuple(bands.index(name) if name in bands else None for name in group.bands) for group in groups}
 
 
 def used_groups(groups: Sequence[ImageGroup], bands: Sequence[str] | None) -> list[ImageGroup]:

@@ -141,15 +141,14 @@ def copy_optimizer(
     }
     optimizer = OPTIMIZERS[config.name](**chosen, **config.arguments())
     optimizer.build(list(copies.values()))
-    of_model = make_rate_factors(warm_start, model)
-    factors = [(copies[id(each)], factor) for each, factor in of_model if id(each) in copies]
-    return optimizer, factors
+    factors = make_rate_factors(warm_start, model)
+    return optimizer, [(copies[id(each)], factor) for each, factor in factors if id(each) in copies]
 
 
 def make_exchange(config: RunConfig, collective: Collective, codec: Codec | None = None) -> GradientExchange:
     """Build the exchange from a collective, with the configured codec or another one."""
-    codec = codec or make_codec(config.exchange.codec, config.optimizer)
-    return GradientExchange(codec, collective, seed=config.training.seed, **config.exchange.arguments())
+    chosen = codec or make_codec(config.exchange.codec, config.optimizer)
+    return GradientExchange(chosen, collective, seed=config.training.seed, **config.exchange.arguments())
 
 
 def make_codec(config: CodecConfig, optimizer: OptimizerConfig) -> Codec:

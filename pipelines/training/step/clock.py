@@ -12,7 +12,9 @@ class Clock:
         """Start with the wait for the first batch."""
         self._started = self._waits_since = self._reported = time.perf_counter()
         self._waited = 0.0
-        self._images = self._images_arrived = self._steps = 0
+        self._images = self._images_arrived = 0
+        self.steps = 0
+        """Number of measured steps."""
         self.measures = False
         """Whether a step after the first one is done."""
 
@@ -23,13 +25,13 @@ class Clock:
 
     def step_done(self) -> None:
         """Count the images of one step, which may have come in several batches."""
-        if self._steps == 0:
+        if self.steps == 0:
             self._first_ended, self._first_waited = time.perf_counter(), self._waited
         elif not self.measures:
-            self._images, self._steps, self.measures = 0, 0, True
+            self._images, self.steps, self.measures = 0, 0, True
         self._images += self._images_arrived
         self._images_arrived = 0
-        self._steps += 1
+        self.steps += 1
 
     def begin_waiting(self) -> None:
         """Start the wait for the next batch."""
@@ -44,11 +46,6 @@ class Clock:
         return True
 
     @property
-    def steps(self) -> int:
-        """Number of measured steps."""
-        return self._steps
-
-    @property
     def seconds(self) -> float:
         """Seconds of the measured steps."""
         return max(time.perf_counter() - (self._first_ended if self.measures else self._started), 1e-9)
@@ -61,7 +58,7 @@ class Clock:
     @property
     def steady_seconds(self) -> float:
         """Seconds of all steps, where the first one counts as an average one; 0 before a step is measured."""
-        return self.seconds * (self._steps + 1) / self._steps if self.measures else 0.0
+        return self.seconds * (self.steps + 1) / self.steps if self.measures else 0.0
 
     @property
     def images_per_second(self) -> float:

@@ -38,11 +38,8 @@ class LossScale:
         self.skipped = keras.Variable(0, dtype="int32", trainable=False, name="loss_scale_skipped")
         """Number of skipped steps so far."""
         self.steps_since = keras.Variable(0, dtype="int32", trainable=False, name="loss_scale_steps")
-
-    @property
-    def variables(self) -> list[keras.Variable]:
+        self.variables = [self.scale, self.steps_since, self.skipped]
         """All variables that a checkpoint must contain; they are equal on every rank."""
-        return [self.scale, self.steps_since, self.skipped]
 
     def multiply(self, loss: tf.Tensor) -> tf.Tensor:
         """Return the scaled loss."""

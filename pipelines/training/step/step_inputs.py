@@ -31,8 +31,9 @@ class Mixing:
             targets: Targets in float32, `(batch, classes)`.
             rows: Row of each sample, `(batch,)`.
         """
-        drawn = mixing_coefficients(self.alpha, seed=self.seed, epoch=self.epoch, rows=rows)
-        coefficients = tf.convert_to_tensor(drawn)
+        coefficients = tf.convert_to_tensor(
+            mixing_coefficients(self.alpha, seed=self.seed, epoch=self.epoch, rows=rows)
+        )
         return {name: _mix(group, coefficients) for name, group in images.items()}, _mix(targets, coefficients)
 
 

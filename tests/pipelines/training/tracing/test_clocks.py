@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.training.tracing import clocks
+from pipelines.training.tracing import tracer
 from pipelines.training.tracing.tracer import ask, compare_clocks, serve
 
 SECRET = secrets.token_bytes(32)
@@ -19,7 +19,7 @@ SECRET = secrets.token_bytes(32)
 def test_the_difference_of_clocks_is_found_within_its_error(ahead: float, monkeypatch: pytest.MonkeyPatch) -> None:
     here = threading.get_ident()
     shifted = SimpleNamespace(time=lambda: time.time() + (0.0 if threading.get_ident() == here else ahead))
-    monkeypatch.setattr(clocks, "time", shifted)
+    monkeypatch.setattr(tracer, "time", shifted)
     with closing(serve("127.0.0.1", SECRET)) as server:
         offset = ask("127.0.0.1", server.port, SECRET)
     assert abs(offset.seconds - ahead) <= offset.error < math.inf
