@@ -21,7 +21,7 @@ from pipelines.training.ranks.collective import HorovodCollective
 from pipelines.training.ranks.predictions import Predictions
 from pipelines.training.ranks.results import Evaluation
 from pipelines.training.setup.input import reader_settings
-from pipelines.training.setup.objective import make_metrics
+from pipelines.training.setup.recipe import make_metrics
 from pipelines.training.step.step import make_predict
 from pipelines.training.step.tensors import image_tensors
 from pipelines.training.step.weight_average import WeightAverage

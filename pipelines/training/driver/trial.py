@@ -228,7 +228,7 @@ def _made_up_samples(manifest: Manifest) -> tuple[Any, Any]:
 
 def _try_objective(training: TrainingConfig, manifest: Manifest) -> None:
     """Call loss and metrics by import path on artificial samples."""
-    from pipelines.training.setup.objective import make_loss, make_metrics
+    from pipelines.training.setup.recipe import make_loss, make_metrics
 
     if training.loss.name == "import":
         targets, logits = _made_up_samples(manifest)

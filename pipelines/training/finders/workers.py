@@ -22,7 +22,6 @@ from pipelines.training.memory.shortage import estimate, shortage_explained
 from pipelines.training.ranks.collective import HorovodCollective, ranks_on_host
 from pipelines.training.ranks.events import BatchTried, Compiling, RateTried, tell
 from pipelines.training.setup.input import TrainingInput, make_input
-from pipelines.training.setup.objective import make_loss
 from pipelines.training.setup.rank_setup import (
     RankSetup,
     agree_on_kernels,
@@ -32,7 +31,7 @@ from pipelines.training.setup.rank_setup import (
     make_rank_setup,
     make_trainer,
 )
-from pipelines.training.setup.recipe import freeze_layers, make_model
+from pipelines.training.setup.recipe import freeze_layers, make_loss, make_model
 from pipelines.training.step.loop import Trainer
 from pipelines.training.step.loss_scale import LossScale
 from pipelines.training.step.step_inputs import Inputs

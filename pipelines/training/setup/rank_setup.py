@@ -31,8 +31,7 @@ from pipelines.training.ranks.collective import HorovodCollective, ranks_of_job,
 from pipelines.training.ranks.stop import StopAgreement
 from pipelines.training.setup.bands import seen_bands, used_groups
 from pipelines.training.setup.input import reader_settings
-from pipelines.training.setup.objective import make_loss
-from pipelines.training.setup.recipe import freeze_layers, make_mode, make_model
+from pipelines.training.setup.recipe import freeze_layers, make_loss, make_mode, make_model
 from pipelines.training.setup.warm_start import begin_with
 from pipelines.training.step.loop import Trainer
 from pipelines.training.step.loss_scale import LossScale

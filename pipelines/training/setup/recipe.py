@@ -1,4 +1,4 @@
-"""The parts of one training made from the configuration: model, optimizer, exchange; `rates` makes the schedule."""
+"""The parts of one training made from the configuration: model, loss, metrics, optimizer, exchange and mode."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ import keras
 from conf.schema import RunConfig
 from conf.sections.codecs import CodecConfig
 from conf.sections.optimizers import OneBitAdamConfig, OptimizerConfig
-from conf.sections.training import WarmStartConfig
+from conf.sections.training import ImportedLossConfig, MetricConfig, TrainingConfig, WarmStartConfig
 from models.compression.arithmetic.graph import Marks
 from models.compression.codec import Codec
 from models.compression.codecs.table import CODECS
@@ -16,7 +16,8 @@ from models.compression.exchange.exchange import GradientExchange
 from models.compression.exchange.wire import Collective
 from models.layers.preprocessing import InputGroup
 from models.layers.table import AUGMENTATIONS
-from models.losses import Loss
+from models.losses import Loss, classification_loss, imported_loss
+from models.metrics import Metric, imported_metric
 from models.networks.model import build_model
 from models.networks.warm_start import freeze, rate_factors
 from models.optimizers.layerwise import variables_with_roles
@@ -27,6 +28,7 @@ from pipelines.training.modes.table import mode_maker
 from pipelines.training.ranks.collective import HorovodCollective
 from pipelines.training.ranks.stop import StopAgreement
 from pipelines.training.setup.bands import band_channels, used_groups
+from pipelines.training.setup.class_weights import class_weights
 from pipelines.training.step.loss_scale import LossScale
 from pipelines.training.step.mode import Mode, ModeInputs
 from pipelines.training.step.step import StepClocks
@@ -155,6 +157,33 @@ def make_codec(config: CodecConfig, optimizer: OptimizerConfig) -> Codec:
     """Build the configured codec; a codec that belongs to an optimizer's method gets the optimizer's settings."""
     shared = {"beta_1": optimizer.beta_1} if isinstance(optimizer, OneBitAdamConfig) else {}
     return CODECS[config.name](**config.arguments(), **shared)
+
+
+def make_loss(training: TrainingConfig, manifest: Manifest) -> Loss:
+    """Return the per-sample loss of training.
+
+    Raises:
+        ValueError: The import path of the loss is not found, or class weights do not fit the dataset.
+    """
+    if isinstance(training.loss, ImportedLossConfig):
+        return imported_loss(training.loss.path, training.loss.settings, setting="training.loss.path")
+    return classification_loss(
+        manifest.task,
+        label_smoothing=training.label_smoothing,
+        class_weights=class_weights(training.class_weights, manifest),
+    )
+
+
+def make_metrics(config: Mapping[str, MetricConfig]) -> dict[str, Metric]:
+    """Return the metrics of `training.metrics` by name.
+
+    Raises:
+        ValueError: A metric is not found.
+    """
+    return {
+        name: imported_metric(metric.path, metric.settings, setting=f"training.metrics.{name}.path")
+        for name, metric in config.items()
+    }
 
 
 def make_mode(

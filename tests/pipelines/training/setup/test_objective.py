@@ -12,7 +12,7 @@ from conf.load import load
 from pipelines.tracking.metrics import unlisted, validation_metrics
 from pipelines.training.driver.checks import check_own_metrics
 from pipelines.training.driver.trial import build_parts, has_own_parts
-from pipelines.training.setup.objective import make_loss, make_metrics
+from pipelines.training.setup.recipe import make_loss, make_metrics
 from tests.pipelines.training.manifests import rgb_manifest
 
 MANIFEST = rgb_manifest((8, 8, 3), task="multi_label", class_names=("water", "forest", "town"))
