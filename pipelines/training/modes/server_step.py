@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -51,9 +50,8 @@ class ServerStep:
         self._accrued = (
             [tf.Variable(tf.zeros(each.shape), trainable=False) for each in self._variables] if server.accrues else []
         )
-        self._steps = {dense: self._make_step(dense=dense, pushes=True) for dense in (False, True)}
-        self._step_alone = self._make_step(dense=True, pushes=False)
-        self._encode_rest = {dense: self._make_encode_rest(dense=dense) for dense in (False, True)}
+        self._step_graph = tf.function(self._take_batch, autograph=False)
+        self._rest_graph = tf.function(self._encode_rest, autograph=False)
         self._loss = tf.constant(0.0)
 
     def take(
@@ -70,9 +68,11 @@ class ServerStep:
         server, messages, norm = self.server, None, tf.constant(0.0)
         if server.begin_batch():
             pushes = server.is_push_due
-            graph = self._steps[server.is_dense] if pushes else self._step_alone
+            dense = server.is_dense if pushes else None
             rates = tf.constant(float(self.optimizer.learning_rate)), tf.constant(server.own_rate())
-            self._loss, norm, messages = graph(images, targets, seeds, size, tf.constant(server.steps_done), *rates)
+            self._loss, norm, messages = self._step_graph(
+                images, targets, seeds, size, tf.constant(server.steps_done), *rates, dense=dense
+            )
             messages = messages if pushes else None
         server.end_step(messages)
         if self._clocks is not None:
@@ -83,7 +83,7 @@ class ServerStep:
         """Give all ranks weights and state of all shards, and the mean of the statistics; see `Mode`."""
         rate = tf.constant(float(self.optimizer.learning_rate))
         step = tf.constant(self.server.steps_done)
-        self.server.come_together(lambda: self._encode_rest[self.server.is_dense](step, rate))
+        self.server.come_together(lambda: self._rest_graph(step, rate, dense=self.server.is_dense))
         average_statistics(self._inputs.model, self._inputs.collective)
 
     def figures(self) -> dict[str, float]:
@@ -99,41 +99,40 @@ class ServerStep:
         """Return the payload of an allreduce that costs as much as fetch and push of the worker's latest step."""
         return (self.server.figures.fetched + self.server.figures.pushed) // 2
 
-    def _make_step(self, *, dense: bool, pushes: bool) -> Any:
-        server, accrued = self.server, self._accrued
+    def _take_batch(
+        self,
+        images: Images,
+        targets: tf.Tensor,
+        seeds: tf.Tensor | None,
+        size: Size | None,
+        number: tf.Tensor,
+        rate: tf.Tensor,
+        own_rate: tf.Tensor,
+        *,
+        dense: bool | None,
+    ) -> tuple[tf.Tensor, tf.Tensor, Messages]:
+        """Return loss, norm of the residual and push of the last batch of a step; part of a graph.
 
-        def step(
-            images: Images,
-            targets: tf.Tensor,
-            seeds: tf.Tensor | None,
-            size: Size | None,
-            number: tf.Tensor,
-            rate: tf.Tensor,
-            own_rate: tf.Tensor,
-        ) -> tuple[tf.Tensor, tf.Tensor, Messages]:
-            value, gradients = self._sums.finish(*self._gradients(images, targets, seeds, size))
-            if server.moves_own_weights:
-                with tf.control_dependencies(gradients):
-                    for variable, gradient in zip(self._variables, gradients, strict=True):
-                        variable.assign(variable.value - own_rate * gradient)
-            if accrued:
-                gradients = [total.assign_add(gradient) for total, gradient in zip(accrued, gradients, strict=True)]
-            if not pushes:
-                return value, tf.constant(0.0), []
-            messages = server.encode(gradients, number, rate, dense=dense)
-            self._clear_accrued(messages)
-            return value, server.residual_norm(), messages
+        `dense` says whether the push is in float32; None: nothing is pushed.
+        """
+        value, gradients = self._sums.finish(*self._gradients(images, targets, seeds, size))
+        if self.server.moves_own_weights:
+            with tf.control_dependencies(gradients):
+                for variable, gradient in zip(self._variables, gradients, strict=True):
+                    variable.assign(variable.value - own_rate * gradient)
+        if self._accrued:
+            gradients = [total.assign_add(gradient) for total, gradient in zip(self._accrued, gradients, strict=True)]
+        if dense is None:
+            return value, tf.constant(0.0), []
+        messages = self.server.encode(gradients, number, rate, dense=dense)
+        self._clear_accrued(messages)
+        return value, self.server.residual_norm(), messages
 
-        return tf.function(step, autograph=False)
-
-    def _make_encode_rest(self, *, dense: bool) -> Any:
-        def encode_rest(number: tf.Tensor, rate: tf.Tensor) -> Messages:
-            gradients = [total.read_value() for total in self._accrued]
-            messages = self.server.encode(gradients, number, rate, dense=dense)
-            self._clear_accrued(messages)
-            return messages
-
-        return tf.function(encode_rest, autograph=False)
+    def _encode_rest(self, number: tf.Tensor, rate: tf.Tensor, *, dense: bool) -> Messages:
+        """Return the push of the accrued gradients; part of a graph."""
+        messages = self.server.encode([total.read_value() for total in self._accrued], number, rate, dense=dense)
+        self._clear_accrued(messages)
+        return messages
 
     def _clear_accrued(self, messages: Messages) -> None:
         with tf.control_dependencies(tf.nest.flatten(messages)):
