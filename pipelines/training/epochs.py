@@ -48,9 +48,10 @@ class Epochs:
     def train(self, start: TrainingState) -> list[dict[str, float]]:
         """Train the remaining epochs and return the history, which is complete on rank 0 only."""
         history, earlier, began = list(start.history), start, time.perf_counter()
-        steps = self.rank.plan.steps
+        steps, selection, collective = self.rank.plan.steps, self.rank.training.selection, self.rank.setup.collective
         for epoch in range(start.epochs_done, self.rank.training.epochs):
-            if self._is_over(history):
+            # Only rank 0 has the history of an earlier attempt.
+            if selection.patience is not None and collective.broadcast_number(int(is_over(history, selection))):
                 break
             if self._may_stop_before(epoch, start) and self.rank.stop.is_requested_now():
                 raise StoppedOnRequest(f"stopped after step {max(self._step_of_all(start), epoch * steps)}")
@@ -76,11 +77,6 @@ class Epochs:
     def _step_of_all(self, start: TrainingState) -> int:
         """Return the step at which the ranks last came together; in place, a rank may continue from a later step."""
         return start.step if self.rank.recovery is None else self.rank.mode.block(start.step)
-
-    def _is_over(self, history: list[dict[str, float]]) -> bool:
-        selection, collective = self.rank.training.selection, self.rank.setup.collective
-        # Only rank 0 has the history of an earlier attempt.
-        return selection.patience is not None and bool(collective.broadcast_number(int(is_over(history, selection))))
 
     def _validate(self, step: int) -> Mapping[str, Evaluation]:
         """Validate after `step` optimizer steps; the error names the step if the predictions are not finite."""

@@ -47,11 +47,10 @@ def training_digest(config: RunConfig, dataset_fingerprint: str) -> str:
 
 
 def _content(file: Path) -> str:
-    try:
-        with file.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except FileNotFoundError:
-        raise FileNotFoundError(f"warm_start.source={file} does not exist") from None
+    if not file.exists():
+        raise FileNotFoundError(f"warm_start.source={file} does not exist")
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _chosen(section: Section) -> dict[str, Any]:

@@ -272,7 +272,7 @@ def _write_beginning(
         if before.has_diverged:
             tags = {**tags, DIVERGED_TAG: ""}
             update_local_run(folder, has_diverged=False)
-        # Its driver died, according to its folder before this attempt or to its tags.
+        # The driver of the earlier attempt died, according to the run's folder before this attempt or to its tags.
         if before.status == "RUNNING" or (not run.is_offline and DRIVER_DIED.items() <= queries.tags(run).items()):
             tags = {**tags, **dict.fromkeys(DRIVER_DIED, "")}
         writer.tags(tags)

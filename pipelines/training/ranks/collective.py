@@ -15,11 +15,8 @@ from numpy.typing import NDArray
 from pipelines.launch.rank import membership
 
 _ALONE = {
-    **{
-        f"HOROVOD_{scope}{name}": value
-        for scope in ("", "LOCAL_", "CROSS_")
-        for name, value in (("RANK", "0"), ("SIZE", "1"))
-    },
+    **{f"HOROVOD_{scope}RANK": "0" for scope in ("", "LOCAL_", "CROSS_")},
+    **{f"HOROVOD_{scope}SIZE": "1" for scope in ("", "LOCAL_", "CROSS_")},
     "HOROVOD_DISABLE_GROUP_FUSION": "1",
 }
 """The variables of a job with one rank."""
