@@ -6,8 +6,9 @@ The driver does not need TensorFlow, and its import takes ten seconds and a GPU'
 import importlib.util
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from conf.schema import RunConfig
 from pipelines.dataset.format.manifest import read_manifest
@@ -55,18 +56,17 @@ def look(config: RunConfig) -> HostReport:
         for name in ("tensorflow", "keras", "horovod", "mlflow")
         if not importlib.util.find_spec(name)
     ]
-    try:
-        read_manifest(config.dataset.path)
-    except (OSError, ValueError, RuntimeError) as error:
-        problems.append(f"dataset.path: {error}")
     location = Location(config.training.output)
+    checks: list[tuple[str, Callable[[Any], object], Any]] = [("dataset.path", read_manifest, config.dataset.path)]
     if not location.is_local:
+        checks.append(("training.output", check_writable, location))
+    for setting, check, value in checks:
         try:
-            check_writable(location)
-        except (RuntimeError, OSError) as error:
-            problems.append(f"training.output: {error}")
-    elif not location.is_folder():
+            check(value)
+        except (OSError, ValueError, RuntimeError) as error:
+            problems.append(f"{setting}: {error}")
+    if location.is_local and not location.is_folder():
         problems.append(f"training.output={location} does not exist here: it must be on storage that all hosts mount")
-    elif not os.access(location, os.W_OK | os.X_OK):
+    elif location.is_local and not os.access(location, os.W_OK | os.X_OK):
         problems.append(f"training.output={location} cannot be written here")
     return HostReport(socket.gethostname(), tuple(problems))
