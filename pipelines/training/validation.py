@@ -74,8 +74,11 @@ def evaluate(
     found = classification_scores(all_scores, all_targets, task)
     metrics = {**found.metrics, "loss": float(collective.sum(np.array([loss_sum]))[0]) / len(reader)}
     metrics |= {name: metric(all_targets, all_scores) for name, metric in own_metrics.items()}
-    predictions = Predictions(all_scores, all_targets, all_rows, task)
-    return Evaluation(metrics, per_class_table(class_names, found.counts, found.average_precisions), predictions)
+    return Evaluation(
+        metrics,
+        per_class_table(class_names, found.counts, found.average_precisions),
+        Predictions(all_scores, all_targets, all_rows, task),
+    )
 
 
 Validate = Callable[[], Mapping[str, Evaluation]]

@@ -285,8 +285,7 @@ class Checkpoints:
 
 def rank_state(exchange: GradientExchange, own: Sequence[keras.Variable]) -> Arrays:
     """Return this rank's arrays by name."""
-    variables = {f"{_OWN}{number:04d}/{each.path}": np.asarray(each) for number, each in enumerate(own)}
-    return save_state(exchange) | variables
+    return save_state(exchange) | {f"{_OWN}{at:04d}/{each.path}": np.asarray(each) for at, each in enumerate(own)}
 
 
 def load_rank_state(exchange: GradientExchange, own: Sequence[keras.Variable], saved: Sequence[Arrays]) -> None:

@@ -111,9 +111,8 @@ class InMemoryCheckpoints:
         offset = _HEAD.size + length
         for variable in self._variables:
             value = np.empty(variable.shape.as_list(), variable.dtype.as_numpy_dtype)
-            data = _read(file, value.nbytes, offset)
+            variable.assign(np.frombuffer(_read(file, value.nbytes, offset), value.dtype).reshape(value.shape))
             offset += value.nbytes
-            variable.assign(np.frombuffer(data, value.dtype).reshape(value.shape))
         return TrainingState(**content["state"])
 
 
@@ -160,8 +159,7 @@ class InMemoryRows:
 
 def _bytes_of(tensor: tf.Tensor) -> "memoryview[Any]":
     """Return the tensor's own memory without a copy; a copy only for types that no buffer can describe."""
-    described = tensor.dtype != tf.bfloat16
-    value = np.asarray(memoryview(tensor)) if described else tensor.numpy()
+    value = tensor.numpy() if tensor.dtype == tf.bfloat16 else np.asarray(memoryview(tensor))
     return value.reshape(-1).view(np.uint8).data
 
 

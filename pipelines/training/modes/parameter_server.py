@@ -182,14 +182,13 @@ class ParameterServer:
             return self._is_open
         began = time.perf_counter()
         self.figures = PushFigures()
-        locked = self.rule.is_lock_step(self.steps_done)
         if self.rule.is_fetch_due(self.steps_done, self._fetched_at, self._fetch_every):
             weights = self._client.fetch(self.steps_done)
             self._load(*[tf.constant(np.frombuffer(each, np.float32)) for each in weights])
             self._fetched_at = self.steps_done
             self.figures.fetched = sum(each.nbytes for each in weights)
         self._is_begun = True
-        self._is_open = not locked or self._client.steps <= self.steps_done
+        self._is_open = not self.rule.is_lock_step(self.steps_done) or self._client.steps <= self.steps_done
         self.figures.wire_seconds += time.perf_counter() - began
         return self._is_open
 
@@ -210,8 +209,7 @@ class ParameterServer:
 
     def encode(self, gradients: Sequence[tf.Tensor], step: tf.Tensor, rate: tf.Tensor, *, dense: bool) -> Messages:
         """Return the encoded push of these gradients; part of a graph."""
-        rescales = self._exchange.rescale_residual
-        return self._codec.encode(gradients, step, rate if rescales else None, dense=dense)
+        return self._codec.encode(gradients, step, rate if self._exchange.rescale_residual else None, dense=dense)
 
     def residual_norm(self) -> tf.Tensor:
         """Return the norm of the residual; part of a graph."""

@@ -81,8 +81,7 @@ class ServerStep:
 
     def come_together(self) -> None:
         """Give all ranks weights and state of all shards, and the mean of the statistics; see `Mode`."""
-        rate = tf.constant(float(self.optimizer.learning_rate))
-        step = tf.constant(self.server.steps_done)
+        step, rate = tf.constant(self.server.steps_done), tf.constant(float(self.optimizer.learning_rate))
         self.server.come_together(lambda: self._rest_graph(step, rate, dense=self.server.is_dense))
         average_statistics(self._inputs.model, self._inputs.collective)
 
@@ -151,8 +150,8 @@ class ServerStep:
             collective_seconds=figures.wire_seconds,
             decode_seconds=0.0,
         )
-        after = figures.encode_seconds + figures.wire_seconds
-        return tf.constant([*exchange, 0.0, after], tf.float64)  # no time of the update
+        # The update takes no time here. What follows the last gradient is the push.
+        return tf.constant([*exchange, 0.0, figures.encode_seconds + figures.wire_seconds], tf.float64)
 
 
 def make(inputs: ModeInputs, settings: ParameterServerConfig) -> Mode:

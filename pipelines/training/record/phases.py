@@ -131,8 +131,7 @@ class PhaseTable:
         """The phases of the last epoch's steps; None if no epoch is known."""
         if not self._epochs:
             return None
-        rows = self._epochs[-1]["rows"]
-        return StepPhases(tuple({name: row[f"{name}_seconds"] for name in PHASES} for row in rows))
+        return StepPhases(tuple({name: row[f"{name}_seconds"] for name in PHASES} for row in self._epochs[-1]["rows"]))
 
     def _read(self) -> list[dict[str, Any]]:
         try:

@@ -78,11 +78,9 @@ def settings_of(config: RunConfig, manifest: Manifest) -> dict[str, str]:
 
     Secrets in URLs are left out.
     """
-    values = config.model_dump(mode="json", exclude={"archive", "prepare", "probe"})
-    made = {f"prepare.{name}": value for name, value in manifest.settings.items()}
     flat = {
-        **_flat(values),
-        **made,
+        **_flat(config.model_dump(mode="json", exclude={"archive", "prepare", "probe"})),
+        **{f"prepare.{name}": value for name, value in manifest.settings.items()},
         "archive.kind": manifest.archive,
         "archive.source_fingerprint": manifest.source_fingerprint,
         "global_batch_size": config.global_batch_size,

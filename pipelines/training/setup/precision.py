@@ -59,8 +59,12 @@ def tell_precision(precision: str, collective: HorovodCollective) -> None:
         precision: The setting `training.precision`.
         collective: The ranks.
     """
-    gpu = bool(tf.config.list_physical_devices("GPU"))
-    text = describe_precision(precision, gpu=gpu, isa=bfloat16_isa(), faster=is_faster_in_bfloat16())
+    text = describe_precision(
+        precision,
+        gpu=bool(tf.config.list_physical_devices("GPU")),
+        isa=bfloat16_isa(),
+        faster=is_faster_in_bfloat16(),
+    )
     _log.info("rank %d: %s", collective.rank, text)
     if collective.rank == 0 and not membership.is_spare():
         log_to_driver(text)

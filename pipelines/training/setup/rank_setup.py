@@ -81,10 +81,11 @@ def make_rank_setup(config: RunConfig, checkpoint_folder: Location | None = None
     if span > 1:
         normalise_over(model, collective.group)
     _begin(config, manifest, model, collective, checkpoint_folder)
-    if membership.is_spare():
-        _use_kernels_as_others(config.exchange.codec.name)
-    else:
-        agree_on_kernels(config.exchange.codec.name, collective)
+    codec, files = config.exchange.codec.name, membership.shared_memory_files()[:2]
+    if not membership.is_spare():
+        agree_on_kernels(codec, collective)
+    elif codec in kernels.CODECS and rank_uses_kernels(files, give_up=membership.is_turn) is False:
+        kernels.disable()  # like the process that this spare may replace
     micro_batches = config.accumulation_steps(collective.size)  # more of them if ranks are lost
     assert micro_batches is not None, "the driver checks that the global batch divides"
     loss = make_loss(config.training, manifest)
@@ -112,13 +113,6 @@ def agree_on_kernels(codec: str, collective: HorovodCollective) -> None:
 def use_kernels(codec: str) -> bool:
     """Return whether this rank uses C++ kernels; called after all ranks have agreed."""
     return codec in kernels.CODECS and kernels.load() is not None
-
-
-def _use_kernels_as_others(codec: str) -> None:
-    """Let a spare use C++ kernels only if the process that it may replace uses them."""
-    files = membership.shared_memory_files()[:2]
-    if codec in kernels.CODECS and rank_uses_kernels(files, give_up=membership.is_turn) is False:
-        kernels.disable()
 
 
 def make_inputs(training: TrainingConfig, model: keras.Model, epoch: int, size: Size | None = None) -> StepInputs:

@@ -14,8 +14,11 @@ def moving_statistics(model: keras.Model) -> list[keras.Variable]:
     # Keras has no public list of all layers that includes nested ones.
     layers = model._flatten_layers()
     frozen = {id(variable) for layer in layers if not layer.trainable for variable in layer.variables}
-    floats = [variable for variable in model.non_trainable_variables if "float" in str(variable.dtype)]
-    return [variable for variable in floats if id(variable) not in frozen]
+    return [
+        variable
+        for variable in model.non_trainable_variables
+        if "float" in str(variable.dtype) and id(variable) not in frozen
+    ]
 
 
 class Accumulation:

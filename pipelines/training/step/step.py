@@ -245,7 +245,7 @@ def make_accumulate(
         value, computed = gradients(images, targets, seeds, size)
         accumulation.add(value, computed, before)
 
-    return tf.function(accumulate)
+    return tf.function(accumulate)  # type: ignore[no-any-return]  # tf.function is not typed
 
 
 def make_gradients(
@@ -284,4 +284,4 @@ def make_predict(model: keras.Model, *, jit_compile: bool) -> Callable[[Images],
     def predict(images: Images) -> tf.Tensor:
         return model(inputs_of(model, images), training=False)
 
-    return tf.function(predict, jit_compile=jit_compile)
+    return tf.function(predict, jit_compile=jit_compile)  # type: ignore[no-any-return]  # tf.function is not typed

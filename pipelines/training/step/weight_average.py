@@ -31,8 +31,7 @@ class WeightAverage:
             decay: Fraction of the average that every step keeps, in (0, 1).
         """
         self.decay = decay
-        statistics = moving_statistics(model)
-        self._averaged = [*model.trainable_variables, *statistics]
+        self._averaged = [*model.trainable_variables, *moving_statistics(model)]
         self.variables = [
             keras.Variable(each, dtype=each.dtype, trainable=False, name=f"{each.path.replace('/', '.')}_average")
             for each in self._averaged
