@@ -70,8 +70,11 @@ def test_what_a_failed_attempt_waits_for(
     ends: tuple[Kind, ...], is_caused: bool, waits_for_cause: bool, waits_for_consequences: bool
 ) -> None:
     status = attempt(rank(), ends=ends)
-    found = (status.is_caused, status.waits_for_cause, status.waits_for_consequences)
-    assert found == (is_caused, waits_for_cause, waits_for_consequences)
+    assert (status.is_caused, status.waits_for_cause, status.waits_for_consequences) == (
+        is_caused,
+        waits_for_cause,
+        waits_for_consequences,
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,9 +114,7 @@ def test_a_rank_hangs_only_at_the_start_where_there_is_no_other_limit() -> None:
     limits = TimeLimits(start=60.0, hang=None, stop_grace=30.0)
     begun, starting = rank(last_sign=100.0), rank(1, has_begun=False, last_sign=100.0)
     status = attempt(begun, starting, now=1000.0)
-    assert not is_hanging(status, [begun], limits)
-    assert is_hanging(status, [starting], limits)
-    assert not is_hanging(status, [], limits)
+    assert [is_hanging(status, asked, limits) for asked in ([begun], [starting], [])] == [False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -131,18 +132,14 @@ def test_the_suspect_is_the_rank_for_which_the_others_wait(ranks: list[RankStatu
 
 
 def test_stacks_of_other_threads_say_nothing() -> None:
-    assert waits_in_collective(IN_HOROVOD)
-    assert not waits_in_collective(f"{IN_FUNCTION}\n{IN_HOROVOD.replace('Current thread', 'Thread')}")
-    assert not waits_in_collective("")
+    of_another = f"{IN_FUNCTION}\n{IN_HOROVOD.replace('Current thread', 'Thread')}"
+    assert [waits_in_collective(stacks) for stacks in (IN_HOROVOD, of_another, "")] == [True, False, False]
 
 
 def test_a_task_is_silent_when_its_connection_has_ended_or_nothing_comes_over_it() -> None:
-    assert not is_silent(None, 4.9)
-    assert is_silent(None, 5.0)
-    assert not is_silent(3.0, 0.0)
-    assert is_silent(3.1, 0.0)
-    assert not is_probe_due(5.0)
-    assert is_probe_due(5.1)
+    seconds = [(None, 4.9), (None, 5.0), (3.0, 0.0), (3.1, 0.0)]
+    assert [is_silent(*each) for each in seconds] == [False, True, False, True]
+    assert [is_probe_due(5.0), is_probe_due(5.1)] == [False, True]
 
 
 @pytest.mark.parametrize(

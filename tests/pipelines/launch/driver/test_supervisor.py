@@ -4,7 +4,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,10 +59,18 @@ def raised(error: str, message: str, *, on_request: bool = False) -> ProcessExit
 class FakeChannel:
     """Hears what the test puts into `events`; `answers` are put there when a task gets an order of that kind."""
 
-    def __init__(self, size: int, silent: float = 0.0, port: int | None = 1) -> None:
+    def __init__(
+        self,
+        size: int,
+        answers: dict[tuple[int, type[Order]], list[Event]] | None = None,
+        *,
+        silent: float = 0.0,
+        port: int | None = 1,
+    ) -> None:
         self.events: queue.Queue[tuple[int, Event]] = queue.Queue()
         self.sent: list[tuple[int, Order]] = []
-        self.answers: dict[tuple[int, type[Order]], list[Event]] = {}
+        self.size = size
+        self.answers = answers or {}
         self.silent = silent
         self.hear(*((task, Hello(task, f"h{task}", port, "-1", "", "node", f"h{task}", 0, {})) for task in range(size)))
 
@@ -83,22 +91,40 @@ class FakeChannel:
 
 def supervise(
     channel: FakeChannel,
-    size: int,
     limits: TimeLimits = LIMITS,
     on_report: Callable[[JsonObject], None] = lambda report: None,
     *,
+    heard: Iterable[tuple[int, Event]] = (),
     stop_reason: str | None = None,
     have_finished: bool = False,
 ) -> Supervisor:
-    """A supervisor whose ranks have begun; whether Spark's tasks have a reason to stop, and have ended."""
+    """A supervisor of ranks that have begun, and what is heard then.
+
+    Args:
+        channel: What it hears.
+        limits: How long it waits.
+        on_report: Gets the reports of ranks.
+        heard: Events after the start of all ranks.
+        stop_reason: Why Spark's tasks are to stop.
+        have_finished: Whether Spark's tasks have ended.
+    """
     tasks: Any = SimpleNamespace(failure=lambda: None, stop_reason=lambda: stop_reason, finished=lambda: have_finished)
     output = RankOutput("none", lambda rank, line: None, on_report, None)
-    joining = JoinRounds(size, lambda: {"RENDEZVOUS": "new"})
-    supervisor = Supervisor(channel, tasks, size, output, limits, joining)
+    joining = JoinRounds(channel.size, lambda: {"RENDEZVOUS": "new"})
+    supervisor = Supervisor(channel, tasks, channel.size, output, limits, joining)
     supervisor.gather()
-    supervisor.go([RunRank(task, {}, wants_result=True) for task in range(size)])
-    channel.hear(*((task, FunctionStarted()) for task in range(size)))
+    supervisor.go([RunRank(task, {}, wants_result=True) for task in range(channel.size)])
+    channel.hear(*((task, FunctionStarted()) for task in range(channel.size)), *heard)
     return supervisor
+
+
+def error_of(
+    supervisor: Supervisor, message: str, error: type[WorkerError | RankLostError] = RankLostError
+) -> WorkerError | RankLostError:
+    """The error with which an attempt ends, whose text has this message."""
+    with pytest.raises(error, match=message) as caught:
+        supervisor.watch()
+    return caught.value
 
 
 def reports_until(channel: FakeChannel, enough: Callable[[int], bool]) -> threading.Thread:
@@ -119,7 +145,7 @@ def reports_until(channel: FakeChannel, enough: Callable[[int], bool]) -> thread
 def test_reports_that_arrive_after_the_results_are_heard(end: Event) -> None:
     heard: list[JsonObject] = []
     channel = FakeChannel(1)
-    supervisor = supervise(channel, 1, on_report=heard.append, have_finished=True)
+    supervisor = supervise(channel, on_report=heard.append, have_finished=True)
     threading.Timer(0.5, channel.hear, [(0, Report({"number": 1}))]).start()
     threading.Timer(1.0, channel.hear, [(0, Report({"number": 2})), (0, end)]).start()
     supervisor.watch()
@@ -134,23 +160,21 @@ def test_reports_that_arrive_after_the_results_are_heard(end: Event) -> None:
     ],
 )
 def test_a_spare_does_not_take_over_where_another_rank_finishes(heard: list[tuple[int, Event]]) -> None:
-    channel = FakeChannel(2)
-    channel.answers[1, Stop] = [ProcessExit(False, True, 137, "stopped", "", None, [])]
-    supervisor = supervise(channel, 2, TimeLimits(start=patient(1), hang=patient(1), stop_grace=patient(60)))
-    channel.hear((0, ReadyToJoin(0)), (1, ReadyToJoin(0)), *heard)
-    with pytest.raises(RankLostError, match="rank 1 on h1 failed: killed by SIGKILL"):
-        supervisor.watch()
+    channel = FakeChannel(2, {(1, Stop): [ProcessExit(False, True, 137, "stopped", "", None, [])]})
+    limits = TimeLimits(start=patient(1), hang=patient(1), stop_grace=patient(60))
+    supervisor = supervise(channel, limits, heard=[(0, ReadyToJoin(0)), (1, ReadyToJoin(0)), *heard])
+    error_of(supervisor, "rank 1 on h1 failed: killed by SIGKILL")
 
 
 def test_a_spare_that_takes_the_order_to_join_of_its_dead_rank_lets_nobody_wait() -> None:
     """The rank has died while the order was on its way: its spare takes that order, and all train on."""
     channel = FakeChannel(2)
-    supervisor = supervise(channel, 2, TimeLimits(start=patient(1), hang=None, stop_grace=patient(60)))
-    channel.hear(
+    heard = [
         *((task, ReadyToJoin(0)) for task in range(2)),
         *((0, FALLEN), (1, ReadyToJoin(4, joins=1)), (0, ReadyToJoin(4, joins=1))),  # all join again
         *((1, FALLEN), (1, ReadyToJoin(4, joins=1))),  # before that order has come
-    )
+    ]
+    supervisor = supervise(channel, TimeLimits(start=patient(1), hang=None, stop_grace=patient(60)), heard=heard)
     # Later than a rank may let the others wait.
     threading.Timer(patient(2), channel.hear, [(task, FINISHED) for task in range(2)]).start()
     supervisor.watch()
@@ -177,34 +201,34 @@ ABORTED = ProcessExit(False, True, -6, "killed by SIGABRT", "", None, ["what(): 
     ],
 )
 def test_the_cause_is_a_rank_that_returned_early_unless_there_may_be_another(
-    monkeypatch: pytest.MonkeyPatch, heard: list[tuple[int, Event]], error: type[Exception], text: str
+    monkeypatch: pytest.MonkeyPatch,
+    heard: list[tuple[int, Event]],
+    error: type[WorkerError | RankLostError],
+    text: str,
 ) -> None:
     monkeypatch.setattr("pipelines.launch.driver.supervisor._CAUSE_SECONDS", 0.1)
     monkeypatch.setattr(probes, "answers", lambda host, port: True)
-    channel = FakeChannel(3)
-    channel.answers[2, Stop] = [] if (2, Disconnected()) in heard else [STOPPED]
-    watched = supervise(channel, 3)
-    channel.hear(*heard)
-    with pytest.raises(error, match=text):
-        watched.watch()
+    channel = FakeChannel(3, {(2, Stop): [] if (2, Disconnected()) in heard else [STOPPED]})
+    error_of(supervise(channel, heard=heard), text, error)
 
 
-@pytest.mark.parametrize("waits_first", [True, False])
-def test_a_rank_does_not_wait_to_join_one_that_has_finished(waits_first: bool) -> None:
-    channel = FakeChannel(2)
-    supervisor = supervise(channel, 2, TimeLimits(start=patient(1), hang=patient(1), stop_grace=patient(60)))
-    heard: list[tuple[int, Event]] = [(1, ReadyToJoin(0)), (0, FINISHED)]
-    channel.hear(*(heard if waits_first else reversed(heard)))
-    with pytest.raises(RankLostError, match="rank 1 on h1 failed: hung: it waits to join rank 0, whose function has"):
-        supervisor.watch()
+@pytest.mark.parametrize(
+    "heard", [[(1, ReadyToJoin(0)), (0, FINISHED)], [(0, FINISHED), (1, ReadyToJoin(0))]], ids=["waits first", "later"]
+)
+def test_a_rank_does_not_wait_to_join_one_that_has_finished(heard: list[tuple[int, Event]]) -> None:
+    limits = TimeLimits(start=patient(1), hang=patient(1), stop_grace=patient(60))
+    supervisor = supervise(FakeChannel(2), limits, heard=heard)
+    error_of(supervisor, "rank 1 on h1 failed: hung: it waits to join rank 0, whose function has")
 
 
 @pytest.mark.parametrize("is_replaced", [True, False])
 def test_a_survivor_that_does_not_join_again_is_replaced_once_else_its_stacks_are_shown(is_replaced: bool) -> None:
-    channel = FakeChannel(2)
-    channel.answers[0, SendStacks] = [Stacks(IN_HOROVOD)]
-    supervisor = supervise(channel, 2, TimeLimits(start=patient(2), hang=None, stop_grace=patient(60)))
-    channel.hear((0, ReadyToJoin(0)), (1, ReadyToJoin(0)), (1, FALLEN), (1, ReadyToJoin(4, joins=1)))
+    channel = FakeChannel(2, {(0, SendStacks): [Stacks(IN_HOROVOD)]})
+    supervisor = supervise(
+        channel,
+        TimeLimits(start=patient(2), hang=None, stop_grace=patient(60)),
+        heard=[(0, ReadyToJoin(0)), (1, ReadyToJoin(0)), (1, FALLEN), (1, ReadyToJoin(4, joins=1))],
+    )
 
     def replace() -> None:
         while not channel.has_sent(0, EndProcess()):
@@ -215,9 +239,8 @@ def test_a_survivor_that_does_not_join_again_is_replaced_once_else_its_stacks_ar
         threading.Thread(target=replace, daemon=True).start()
         supervisor.watch()
     else:
-        with pytest.raises(RankLostError, match="rank 1 on h1 failed: killed") as caught:
-            supervisor.watch()
-        assert f"Stacks of rank 0:\n{IN_HOROVOD}" in str(caught.value)
+        error = error_of(supervisor, "rank 1 on h1 failed: killed")
+        assert f"Stacks of rank 0:\n{IN_HOROVOD}" in str(error)
     assert channel.sent.count((0, EndProcess())) == 1
 
 
@@ -229,7 +252,7 @@ def test_ranks_are_asked_to_stop_while_reports_come_faster_than_they_are_handled
         time.sleep(0.02)
         heard.append(report["number"])
 
-    supervisor = supervise(channel, 1, on_report=slow)
+    supervisor = supervise(channel, on_report=slow)
     supervisor.request_stop("the driver received SIGTERM")
     flood = reports_until(channel, lambda number: channel.has_sent(0, StopSoon()) or time.monotonic() > until)
     supervisor.watch()
@@ -240,14 +263,12 @@ def test_ranks_are_asked_to_stop_while_reports_come_faster_than_they_are_handled
 
 
 def test_a_rank_that_dies_ends_the_run_while_another_reports_faster_than_it_is_heard() -> None:
-    channel = FakeChannel(2)
-    channel.answers[0, Stop] = [STOPPED]
-    supervisor = supervise(channel, 2, on_report=lambda report: time.sleep(0.02))
+    channel = FakeChannel(2, {(0, Stop): [STOPPED]})
+    supervisor = supervise(channel, on_report=lambda report: time.sleep(0.02))
     until = time.monotonic() + patient(60)
     threading.Timer(0.1, channel.hear, [(1, KILLED)]).start()
     flood = reports_until(channel, lambda number: channel.has_sent(0, Stop()) or time.monotonic() > until)
-    with pytest.raises(RankLostError, match="rank 1 on h1 failed: killed by SIGKILL"):
-        supervisor.watch()
+    error_of(supervisor, "rank 1 on h1 failed: killed by SIGKILL")
     flood.join()
     assert time.monotonic() < until, "it would go on for a minute"
 
@@ -260,7 +281,7 @@ def test_a_task_that_the_driver_never_reached_is_not_lost_when_it_falls_silent(
     asked: list[str] = []
     monkeypatch.setattr(probes, "answers", lambda host, port: asked.append(host))
     channel = FakeChannel(1, port=port)
-    supervisor = supervise(channel, 1)
+    supervisor = supervise(channel)
     supervisor._members.by_task[0].first_probe.result()  # type: ignore[union-attr]
     monkeypatch.setattr(probes, "SILENT_SECONDS", 0.0)
     channel.silent = 99.0
@@ -285,10 +306,9 @@ def test_lost_hosts_are_asked_at_once_while_messages_are_handled(monkeypatch: py
     monkeypatch.setattr(probes, "answers", answers)
     monkeypatch.setattr(probes, "SILENT_SECONDS", 0.0)
     channel = FakeChannel(size, silent=99.0)
-    supervisor = supervise(channel, size, on_report=lambda report: reported.set())
-    with pytest.raises(RankLostError, match="lost: neither its Spark task nor its host answers") as caught:
-        supervisor.watch()
-    assert [outcome.kind for outcome in caught.value.outcomes] == ["lost"] * size
+    supervisor = supervise(channel, on_report=lambda report: reported.set())
+    error = error_of(supervisor, "lost: neither its Spark task nor its host answers")
+    assert [outcome.kind for outcome in error.outcomes] == ["lost"] * size
 
 
 def test_a_silent_task_whose_host_answers_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,37 +322,37 @@ def test_a_silent_task_whose_host_answers_is_kept(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(probes, "answers", answers)
     monkeypatch.setattr(probes, "SILENT_SECONDS", 0.0)
     channel = FakeChannel(1, silent=99.0)
-    supervise(channel, 1).watch()
+    supervise(channel).watch()
     assert asked[0] == "h0"
 
 
 def test_a_sign_of_life_on_its_way_while_stacks_are_collected_acquits() -> None:
-    channel = FakeChannel(2)
-    supervisor = supervise(channel, 2, TimeLimits(start=patient(60), hang=0.5, stop_grace=patient(60)))
-    for task in range(2):
-        channel.answers[task, SendStacks] = [StepDone(), Stacks(IN_FUNCTION), FINISHED]
-    supervisor.watch()
+    channel = FakeChannel(2, {(task, SendStacks): [StepDone(), Stacks(IN_FUNCTION), FINISHED] for task in range(2)})
+    supervise(channel, TimeLimits(start=patient(60), hang=0.5, stop_grace=patient(60))).watch()
     assert channel.has_sent(0, SendStacks())
 
 
 def test_the_rank_that_the_others_wait_for_hangs() -> None:
-    channel = FakeChannel(3)
-    supervisor = supervise(channel, 3, TimeLimits(start=patient(60), hang=0.5, stop_grace=patient(60)))
-    channel.answers = {(0, SendStacks): [Stacks(IN_HOROVOD)], (1, SendStacks): [Stacks(IN_FUNCTION)]}
-    channel.answers[0, Stop] = [STOPPED]
-    channel.hear((2, FINISHED))
-    with pytest.raises(RankLostError, match=r"rank 1 .* hung: no sign of life .*; rank 2 has returned") as caught:
-        supervisor.watch()
-    assert caught.value.root.traceback == IN_FUNCTION
+    channel = FakeChannel(
+        3,
+        {
+            (0, SendStacks): [Stacks(IN_HOROVOD)],
+            (1, SendStacks): [Stacks(IN_FUNCTION)],
+            (0, Stop): [STOPPED],
+        },
+    )
+    limits = TimeLimits(start=patient(60), hang=0.5, stop_grace=patient(60))
+    supervisor = supervise(channel, limits, heard=[(2, FINISHED)])
+    error = error_of(supervisor, r"rank 1 .* hung: no sign of life .*; rank 2 has returned")
+    assert error.root.traceback == IN_FUNCTION
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("at", range(20, 30))
 def test_time_in_which_the_driver_itself_stood_still_is_nobodys_hang(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """As after SIGSTOP and SIGCONT, at any place in the loop."""
-    channel = FakeChannel(1)
-    supervisor = supervise(channel, 1, TimeLimits(start=patient(60), hang=patient(30), stop_grace=patient(60)))
-    channel.answers[0, SendStacks] = [Stacks(IN_FUNCTION)]
+    channel = FakeChannel(1, {(0, SendStacks): [Stacks(IN_FUNCTION)]})
+    supervisor = supervise(channel, TimeLimits(start=patient(60), hang=patient(30), stop_grace=patient(60)))
     clock, looks = time.monotonic, itertools.count(1)
 
     def stopped_and_continued() -> float:
@@ -347,37 +367,31 @@ def test_time_in_which_the_driver_itself_stood_still_is_nobodys_hang(monkeypatch
 
 
 def test_a_request_reaches_all_and_waits_for_the_last(caplog: pytest.LogCaptureFixture) -> None:
-    channel = FakeChannel(2)
-    supervisor = supervise(channel, 2)
     saved = raised("StoppedOnRequest", "step 7 is saved", on_request=True)
-    channel.answers[0, StopSoon] = [saved]
+    channel = FakeChannel(2, {(0, StopSoon): [saved]})
+    supervisor = supervise(channel, heard=[(1, SigtermReceived())])
     threading.Timer(2.5, channel.hear, [(1, saved)]).start()
-    channel.hear((1, SigtermReceived()))
-    with pytest.raises(RankLostError, match="stopped on request: step 7 is saved") as caught:
-        supervisor.watch()
-    assert [outcome.kind for outcome in caught.value.outcomes] == ["requested"] * 2
+    error = error_of(supervisor, "stopped on request: step 7 is saved")
+    assert [outcome.kind for outcome in error.outcomes] == ["requested"] * 2
     assert [task for task, order in channel.sent if order == StopSoon()] == [0, 1]
     within = f"all ranks are asked to stop within {patient(60):g} s"
     assert f"the task of rank 1 on h1 received SIGTERM: {within}" in caplog.text
 
 
 def test_a_rank_that_outlasts_the_grace_is_named() -> None:
-    channel = FakeChannel(2)
-    supervisor = supervise(channel, 2, TimeLimits(start=patient(60), hang=None, stop_grace=0.2))
-    channel.hear((1, FINISHED))
+    limits = TimeLimits(start=patient(60), hang=None, stop_grace=0.2)
+    supervisor = supervise(FakeChannel(2), limits, heard=[(1, FINISHED)])
     supervisor.request_stop("the driver received SIGTERM")
-    words = r"rank 0 on h0 failed: still ran 0\.2 s after it was asked to stop \(the driver received SIGTERM\)"
-    with pytest.raises(RankLostError, match=words):
-        supervisor.watch()
+    error_of(
+        supervisor, r"rank 0 on h0 failed: still ran 0\.2 s after it was asked to stop \(the driver received SIGTERM\)"
+    )
 
 
 def test_an_executor_that_spark_takes_away_stops_all_ranks() -> None:
-    channel = FakeChannel(2)
-    supervisor = supervise(channel, 2, stop_reason="Spark decommissions executor 3")
-    for task in range(2):
-        channel.answers[task, StopSoon] = [raised("StoppedOnRequest", "", on_request=True)]
-    with pytest.raises(RankLostError, match="rank 0 on h0 failed: stopped on request"):
-        supervisor.watch()
+    stopped = raised("StoppedOnRequest", "", on_request=True)
+    channel = FakeChannel(2, {(task, StopSoon): [stopped] for task in range(2)})
+    supervisor = supervise(channel, stop_reason="Spark decommissions executor 3")
+    error_of(supervisor, "rank 0 on h0 failed: stopped on request")
 
 
 def test_spares_that_die_before_they_join_count_each_time() -> None:
@@ -387,16 +401,13 @@ def test_spares_that_die_before_they_join_count_each_time() -> None:
     assert not first.is_replaced(1, DIED[1])
     for task in range(2):
         joining.take(task, 0, 0)
-    assert joining.is_replaced(0, DIED[0])
-    assert joining.is_replaced(1, DIED[1]), "both at once count once"
+    assert [joining.is_replaced(rank, DIED[rank]) for rank in range(2)] == [True, True], "both at once count once"
     assert [joining.is_replaced(0, DIED[0]) for _ in range(3)] == [True, True, False]
 
 
 def test_a_rank_that_was_stopped_within_the_grace_has_not_outlasted_it() -> None:
-    channel = FakeChannel(2)
-    channel.answers = {(1, StopSoon): [raised("OSError", "No space left on device")], (0, Stop): [STOPPED]}
-    supervisor = supervise(channel, 2)
-    channel.hear((1, SigtermReceived()))
-    with pytest.raises(WorkerError, match="rank 1 on h1 failed: OSError: No space left on device") as caught:
-        supervisor.watch()
-    assert [outcome.kind for outcome in caught.value.outcomes] == ["stopped", "exception"]
+    full = raised("OSError", "No space left on device")
+    channel = FakeChannel(2, {(1, StopSoon): [full], (0, Stop): [STOPPED]})
+    supervisor = supervise(channel, heard=[(1, SigtermReceived())])
+    error = error_of(supervisor, "rank 1 on h1 failed: OSError: No space left on device", WorkerError)
+    assert [outcome.kind for outcome in error.outcomes] == ["stopped", "exception"]
