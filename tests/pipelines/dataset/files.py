@@ -23,8 +23,9 @@ DATA = (".parquet", "dataset.json")
 def content(dataset: str | Path | Location, endings: str | tuple[str, ...] = "") -> dict[str, str]:
     """Digest of every file of a dataset, or of those whose names end so."""
     folder = Location.at(dataset)
-    names = sorted(name for name in folder.files() if name.endswith(endings))
-    return {name: hashlib.sha256(folder.read(name)).hexdigest() for name in names}
+    return {
+        name: hashlib.sha256(folder.read(name)).hexdigest() for name in sorted(folder.files()) if name.endswith(endings)
+    }
 
 
 def upload(root: Path, url: str) -> str:
@@ -42,6 +43,16 @@ def flip_bit(path: Path, place: int, bit: int = 1) -> None:
         (byte,) = file.read(1)
         file.seek(place)
         file.write(bytes([byte ^ bit]))
+
+
+def shorten(path: Path) -> None:
+    """Cut off the end of a file."""
+    os.truncate(path, path.stat().st_size - 100)
+
+
+def blank(path: Path) -> None:
+    """Put zeros in place of the content of a file."""
+    path.write_bytes(bytes(path.stat().st_size))
 
 
 def prepare(spark: SparkSession, root: str | Path, dataset: str | Path, **settings: object) -> Manifest:

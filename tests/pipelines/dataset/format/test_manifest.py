@@ -40,6 +40,13 @@ def with_digest(values: dict[str, Any]) -> str:
     return json.dumps({**values, "digest": hashlib.sha256(canonical.encode()).hexdigest()})
 
 
+def check_refused(folder: Path, text: str, message: str) -> None:
+    """Make sure that a manifest with this text is refused."""
+    (folder / "dataset.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=message):
+        read_manifest(folder)
+
+
 def test_round_trip(tmp_path: Path) -> None:
     write_manifest(MANIFEST, tmp_path)
     assert (read_manifest(tmp_path), [path.name for path in tmp_path.iterdir()]) == (MANIFEST, ["dataset.json"])
@@ -66,17 +73,13 @@ DEEP = ["[" * 200_000, '{"format_version":' + "[" * 50_000 + "]" * 50_000 + "}"]
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", with_digest({"format_version": 2}), "\xff", *DEEP], ids=len)
 def test_a_damaged_manifest_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "dataset.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"dataset\.json is damaged"):
-        read_manifest(tmp_path)
+    check_refused(tmp_path, text, r"dataset\.json is damaged")
 
 
 @pytest.mark.parametrize("version", [1, 3])
 def test_another_format_version_is_refused(tmp_path: Path, version: int) -> None:
-    (tmp_path / "dataset.json").write_text(json.dumps(MANIFEST.model_dump(mode="json") | {"format_version": version}))
     message = rf"format version {version}, this program reads 2: remove the dataset and run `groundswell prepare` again"
-    with pytest.raises(ValueError, match=message):
-        read_manifest(tmp_path)
+    check_refused(tmp_path, json.dumps(MANIFEST.model_dump(mode="json") | {"format_version": version}), message)
 
 
 def test_fields_of_a_later_version_are_ignored(tmp_path: Path) -> None:
@@ -102,9 +105,7 @@ def test_runs_know_a_dataset_by_its_content_and_not_by_what_is_noted_of_its_arch
     write_manifest(noted, tmp_path)
     assert read_manifest(tmp_path).fingerprint == MANIFEST.fingerprint
     text = (tmp_path / "dataset.json").read_text()
-    (tmp_path / "dataset.json").write_text(text.replace('"image_side": 2', '"image_side": 3'))
-    with pytest.raises(ValueError, match="was changed after it was written"):
-        read_manifest(tmp_path)
+    check_refused(tmp_path, text.replace('"image_side": 2', '"image_side": 3'), "was changed after it was written")
 
 
 def test_layout_of_the_text_does_not_matter(tmp_path: Path) -> None:
@@ -119,20 +120,15 @@ def test_layout_of_the_text_does_not_matter(tmp_path: Path) -> None:
     [("class_names", ["land", "water"]), ("digest", "0" * 64), ("digest", None), ("note", "hello")],
 )
 def test_a_manifest_that_was_changed_by_hand_is_refused(tmp_path: Path, name: str, value: object) -> None:
-    (tmp_path / "dataset.json").write_text(json.dumps(json.loads(manifest_json(MANIFEST)) | {name: value}))
-    with pytest.raises(
-        ValueError, match=r"dataset\.json was changed after it was written.*restore the file, or remove"
-    ):
-        read_manifest(tmp_path)
+    text = json.dumps(json.loads(manifest_json(MANIFEST)) | {name: value})
+    check_refused(tmp_path, text, r"dataset\.json was changed after it was written.*restore the file, or remove")
 
 
 @pytest.mark.parametrize("file", ["/etc/passwd", "../other/part-0.parquet", "train/../../x", "s3://other/x", ""])
 def test_shards_stay_inside_the_dataset(tmp_path: Path, file: str) -> None:
     values = MANIFEST.model_dump(mode="json")
     values["splits"]["train"]["shards"][0]["file"] = file
-    (tmp_path / "dataset.json").write_text(with_digest(values))
-    with pytest.raises(ValueError, match=r"must be a path inside the dataset"):
-        read_manifest(tmp_path)
+    check_refused(tmp_path, with_digest(values), r"must be a path inside the dataset")
 
 
 def test_a_shard_is_listed_once() -> None:
@@ -166,6 +162,4 @@ def test_numbers_and_names_that_no_dataset_has_are_refused(
     values = {name: part for name, part in json.loads(manifest_json(MANIFEST)).items() if name != "digest"}
     name = path.removeprefix("splits/")
     hostile = {**values, "splits": {name: value}} if isinstance(value, dict) else changed(values, path, value)
-    (tmp_path / "dataset.json").write_text(with_digest(hostile))
-    with pytest.raises(ValueError, match=r"dataset\.json is damaged: "):
-        read_manifest(tmp_path)
+    check_refused(tmp_path, with_digest(hostile), r"dataset\.json is damaged: ")

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,7 @@ from pipelines.dataset.format.layout import open_row_groups, value_bytes
 from pipelines.dataset.format.rows import ColumnBuffer
 from pipelines.dataset.read import cache as module_of_cache
 from pipelines.dataset.read.cache import RowGroupCache
-from tests.patience import patient
+from tests.patience import patient, wait_until
 
 FIELDS, ROWS = {"image": ((2, 2, 1), np.dtype(np.uint16)), "labels": ((3,), np.dtype(np.uint8))}, 5
 SIZE = ROWS * sum(value_bytes(*field) for field in FIELDS.values())
@@ -42,11 +43,8 @@ def test_the_second_time_nothing_is_read(tmp_path: Path) -> None:
     cache = RowGroupCache(tmp_path, 1 << 20)
     cache.get("a", FIELDS, table, ROWS)
 
-    def never() -> pa.Table:
-        raise AssertionError
-
     assert (
-        first_image(cache.get("a", FIELDS, never, ROWS)),
+        first_image(cache.get("a", FIELDS, Mock(side_effect=AssertionError("it is read again")), ROWS)),
         first_image(cache.get("b", FIELDS, lambda: table(7), ROWS)),
     ) == (ROWS - 1, 7 + ROWS - 1)
 
@@ -101,6 +99,9 @@ def test_a_folder_that_cannot_be_made_is_named() -> None:
         RowGroupCache(Path("/proc/nothing"), 1)
 
 
+FORK = multiprocessing.get_context("fork")
+
+
 def _get(folder: Path, seconds: float, reads) -> None:
     def slow() -> pa.Table:
         with reads.get_lock():
@@ -112,9 +113,8 @@ def _get(folder: Path, seconds: float, reads) -> None:
 
 
 def test_of_ranks_that_start_at_once_one_writes(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    reads = context.Value("i", 0)
-    processes = [context.Process(target=_get, args=(tmp_path, 0.3, reads)) for _ in range(3)]
+    reads = FORK.Value("i", 0)
+    processes = [FORK.Process(target=_get, args=(tmp_path, 0.3, reads)) for _ in range(3)]
     for process in processes:
         process.start()
     for process in processes:
@@ -124,13 +124,11 @@ def test_of_ranks_that_start_at_once_one_writes(tmp_path: Path) -> None:
 
 
 def test_where_the_writer_dies_the_next_one_writes(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    reads = context.Value("i", 0)
-    dying = context.Process(target=_get, args=(tmp_path, patient(60), reads))
+    reads = FORK.Value("i", 0)
+    dying = FORK.Process(target=_get, args=(tmp_path, patient(60), reads))
     dying.start()
-    while reads.value == 0:
-        time.sleep(0.01)
-    waiting = context.Process(target=_get, args=(tmp_path, 0, reads))
+    wait_until(lambda: reads.value > 0)
+    waiting = FORK.Process(target=_get, args=(tmp_path, 0, reads))
     waiting.start()
     os.kill(dying.pid, signal.SIGKILL)
     waiting.join(patient(30))

@@ -152,8 +152,9 @@ def test_long_values_in_memory_are_copied_from_the_map(copied, tmp_path, monkeyp
     after = reader.gather(np.array([0]))
     assert before.images.keys() == after.images.keys()
     for name, images in before.images.items():
-        same = images.tobytes() == after.images[name].tobytes()
-        assert same == (mapped and images.nbytes >= gather.LEAST_MAPPED_BYTES), name
+        assert (images.tobytes() == after.images[name].tobytes()) == (
+            mapped and images.nbytes >= gather.LEAST_MAPPED_BYTES
+        ), name
 
 
 def test_a_map_goes_with_its_reader(small_dataset):

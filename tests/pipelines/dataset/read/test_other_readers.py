@@ -38,8 +38,11 @@ def dataset(spark: SparkSession, small_archive: Path, tmp_path_factory: pytest.T
 @pytest.fixture(scope="module")
 def expected(dataset: Path) -> dict[str, dict[str, Any]]:
     """The plain columns by id, as pyarrow reads them file by file."""
-    columns = ["id", *METADATA_SCHEMA.names]
-    rows = [row for path in dataset.glob("*/part-*") for row in pq.ParquetFile(path).read(columns).to_pylist()]
+    rows = [
+        row
+        for path in dataset.glob("*/part-*")
+        for row in pq.ParquetFile(path).read(["id", *METADATA_SCHEMA.names]).to_pylist()
+    ]
     found = {row["id"]: row for row in rows}
     assert len(found) == len(rows) == 55
     return found

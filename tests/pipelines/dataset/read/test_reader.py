@@ -1,9 +1,8 @@
 import os
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,8 +29,8 @@ from pipelines.dataset.read.reader import (
     training_batches,
 )
 from pipelines.storage.folder import Location
-from tests.patience import patient
-from tests.pipelines.dataset.files import flip_bit, upload
+from tests.patience import wait_until
+from tests.pipelines.dataset.files import blank, flip_bit, shorten, upload
 
 pytestmark = pytest.mark.spark
 EditManifest = Callable[[Path, Callable[[dict[str, Any]], None]], None]
@@ -105,14 +104,9 @@ def test_evaluation_sees_every_sample_once(reader: SplitReader, size: int, batch
     assert (rows, seen) == (list(range(32)), key(reader.gather(np.arange(32))))
 
 
-def threads_left() -> list[str]:
-    """The reader's threads that have not ended after a minute."""
-    deadline = time.monotonic() + patient(60)
-    while True:
-        names = [thread.name for thread in threading.enumerate() if thread.name.startswith("groundswell-rea")]
-        if not names or time.monotonic() > deadline:
-            return names
-        time.sleep(0.01)
+def check_threads_end() -> None:
+    """Assert that the reader's threads end within a minute."""
+    wait_until(lambda: not any(thread.name.startswith("groundswell-rea") for thread in threading.enumerate()))
 
 
 @pytest.mark.parametrize("taken", [0, 1, 16])
@@ -121,7 +115,7 @@ def test_threads_end_with_their_consumer(reader: SplitReader, taken: int) -> Non
     for _ in range(taken):
         next(batches)
     del batches
-    assert threads_left() == []
+    check_threads_end()
 
 
 def test_batches_that_are_kept_stay_as_they_were(reader: SplitReader) -> None:
@@ -151,14 +145,6 @@ def test_a_missing_split_lists_the_others(small_dataset: Path) -> None:
 
 def first_shard(dataset: Path) -> Path:
     return dataset / "train" / "part-00000.parquet"
-
-
-def shorten(shard: Path) -> None:
-    os.truncate(shard, shard.stat().st_size - 100)
-
-
-def blank(shard: Path) -> None:
-    shard.write_bytes(bytes(shard.stat().st_size))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +179,7 @@ def test_a_shard_that_is_truncated_while_it_is_read_is_an_error(copied: Path) ->
     os.truncate(first_shard(copied), 4096)
     with pytest.raises(ValueError, match=r"part-00000.parquet, row group [01], row \d+ .* was truncated"):
         list(training_batches(reader, seed=0, epoch=0, global_batch_size=16))
-    assert threads_left() == []
+    check_threads_end()
 
 
 def column_start(shard: Path, name: str) -> tuple[int, int]:
@@ -226,7 +212,7 @@ def test_a_flipped_bit_is_an_error_that_names_the_sample(copied: Path, reader: S
     message = DAMAGED_ROW.format(reader.ids()[1]) + r".*prepare.verify=true.*`groundswell prepare`"
     with pytest.raises(ValueError, match=message):
         list(training_batches(checking, seed=0, epoch=0, global_batch_size=2))
-    assert threads_left() == []
+    check_threads_end()
     with pytest.raises(ValueError, match=message):  # a failed row counts as unchecked
         checking.gather(np.array([1]))
 
@@ -238,15 +224,17 @@ def test_without_verification_a_flipped_bit_is_read(copied: Path, reader: SplitR
     assert np.unpackbits(np.bitwise_xor(found, expected).view(np.uint8)).sum() == 1
 
 
-@pytest.mark.parametrize(("verify", "noticed"), [("first_epoch", False), ("always", True)])
-def test_a_row_is_checked_the_first_time_or_always(copied: Path, verify: Verify, noticed: bool) -> None:
+@pytest.mark.parametrize(
+    ("verify", "ends"),
+    [("first_epoch", nullcontext()), ("always", pytest.raises(ValueError, match=DAMAGED_ROW.format(r"\w+")))],
+)
+def test_a_row_is_checked_the_first_time_or_always(
+    copied: Path, verify: Verify, ends: AbstractContextManager[object]
+) -> None:
     checking, rows = SplitReader(copied, "train", ReaderSettings(verify=verify)), np.array([0, 1])
     checking.gather(rows)
     flip_pixel(first_shard(copied))
-    if noticed:
-        with pytest.raises(ValueError, match=DAMAGED_ROW.format(r"\w+")):
-            checking.gather(rows)
-    else:
+    with ends:
         checking.gather(rows)
 
 
@@ -260,7 +248,7 @@ def test_batches_before_the_damaged_one_arrive_and_the_error_ends_the_threads(
         assert next(batches).rows.tolist() == rows
     with pytest.raises(ValueError, match="row 1 "):
         next(batches)
-    assert threads_left() == []
+    check_threads_end()
 
 
 def test_a_file_that_is_replaced_while_it_is_open_is_read_as_it_was(copied: Path, reader: SplitReader) -> None:
@@ -343,8 +331,9 @@ def test_an_empty_split(copied: Path, edit_manifest: EditManifest) -> None:
     path = copied / "test" / "empty.parquet"
     pq.ParquetWriter(path, pq.read_schema(first_shard(copied)), **PARQUET_OPTIONS).close()
     shard = {"file": "test/empty.parquet", "row_groups": [], "size": path.stat().st_size, "content_digest": "0"}
-    empty_split = {"shards": [shard], "class_counts": [0] * 19}
-    edit_manifest(copied, lambda manifest: manifest["splits"].update(empty=empty_split))
+    edit_manifest(
+        copied, lambda manifest: manifest["splits"].update(empty={"shards": [shard], "class_counts": [0] * 19})
+    )
     empty = SplitReader(copied, "empty")
     assert (len(empty), empty.ids(), list(evaluation_batches(empty, batch_size=4, rank=1, size=3))) == (0, [], [])
     assert list(training_batches(empty, seed=0, epoch=0, global_batch_size=4)) == []

@@ -1,9 +1,9 @@
-import os
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -13,7 +13,7 @@ from pipelines.dataset.format.manifest import Shard, read_manifest
 from pipelines.dataset.format.rows import fixed_fields
 from pipelines.dataset.read.verify import CheckProgress, DatasetCheck, check_shard, verify_dataset
 from pipelines.storage.folder import Location
-from tests.pipelines.dataset.files import flip_bit
+from tests.pipelines.dataset.files import blank, flip_bit, shorten
 
 pytestmark = pytest.mark.spark
 EditManifest = Callable[[Path, Callable[[dict[str, Any]], None]], None]
@@ -86,14 +86,6 @@ def test_a_changed_header_of_an_array_is_found(copied: Path, shard: Path, name: 
     assert "another header than was written" in only_damage(verify_dataset(copied))
 
 
-def shorten(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 100)
-
-
-def blank(path: Path) -> None:
-    path.write_bytes(bytes(path.stat().st_size))
-
-
 @pytest.mark.parametrize(
     ("change", "damage"), [(Path.unlink, "is missing"), (shorten, r"has \d+ bytes, its"), (blank, "cannot be read: ")]
 )
@@ -140,17 +132,13 @@ def test_repeated_ids_and_other_class_counts_are_problems(copied: Path, edit_man
 
 
 def test_a_file_that_may_not_be_read_is_no_damage(small_dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Location, name: str) -> None:
-        raise PermissionError(13, "Permission denied", name)
-
-    monkeypatch.setattr(Location, "open", refuse)
+    monkeypatch.setattr(Location, "open", Mock(side_effect=PermissionError(13, "Permission denied")))
     with pytest.raises(PermissionError):
         check_shard(Location.at(small_dataset), read_manifest(small_dataset).splits["train"].shards[0], {})
 
 
 def test_an_empty_split_is_whole(copied: Path, edit_manifest: EditManifest) -> None:
-    empty = {"shards": [], "class_counts": [0] * 19}
-    edit_manifest(copied, lambda manifest: manifest["splits"].update(empty=empty))
+    edit_manifest(copied, lambda manifest: manifest["splits"].update(empty={"shards": [], "class_counts": [0] * 19}))
     assert verify_dataset(copied).is_whole
 
 

@@ -120,8 +120,10 @@ def rejected_rows(count: int) -> pa.Table:
 
 def cells(page: str) -> list[str]:
     """The text of every table cell."""
-    found = re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", page, re.DOTALL)
-    return [" ".join(html.unescape(re.sub(r"<[^>]*>", "", cell)).split()) for cell in found]
+    return [
+        " ".join(html.unescape(re.sub(r"<[^>]*>", "", cell)).split())
+        for cell in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", page, re.DOTALL)
+    ]
 
 
 def section(page: str, name: str) -> str:
