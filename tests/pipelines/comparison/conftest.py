@@ -43,8 +43,9 @@ def fabricate(module_mlflow_store: str, eurosat_manifest: Callable[..., Any]) ->
         tags |= {"diverged": diverged} if diverged else {}
         tags |= {"mlflow.parentRunId": parent} if parent else {}
         manifest = eurosat_manifest(0)
-        facts = dataset_facts("dataset", manifest)
-        run = runs.start_run(experiment, name, parameters_of(config, manifest), tags, dataset=facts)
+        run = runs.start_run(
+            experiment, name, parameters_of(config, manifest), tags, dataset=dataset_facts("dataset", manifest)
+        )
         rates = images_per_second if isinstance(images_per_second, Sequence) else [images_per_second] * len(losses)
         points = []
         for epoch, loss in enumerate(losses, 1):

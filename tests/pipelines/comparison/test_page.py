@@ -76,8 +76,10 @@ def grid() -> list[ComparedRun]:
         bad = optimizer == "sgd" and batch == 16384
         best = 0.91 - lost[batch] * (2.5 if optimizer == "sgd" else 1) - (0.03 if rate == 0.5 else 0.0)
         recipe = {"batch": batch, "optimizer": optimizer, "rate": rate * batch / 128, "best": best}
-        seeds = range(3 if rate == 2.0 and not bad else 1)
-        runs += [recipe | {"seed": seed, "diverged": bad, "speed": 300 + batch / 64} for seed in seeds]
+        runs += [
+            recipe | {"seed": seed, "diverged": bad, "speed": 300 + batch / 64}
+            for seed in range(3 if rate == 2.0 and not bad else 1)
+        ]
     runs += [{"batch": 4096, "workers": n, "speed": 190.0 * n**0.9, "best": 0.88} for n in (1, 4, 8)]
     runs.append({"batch": 4096, "codec": "powersgd", "best": 0.885, "speed": 470})
     return [training(number, **recipe) for number, recipe in enumerate(runs)]
@@ -88,8 +90,10 @@ def compared(runs: list[ComparedRun], **chosen: Any) -> Comparison:
 
 
 def cells(page: str) -> list[str]:
-    found = re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", page, re.DOTALL)
-    return [" ".join(html.unescape(re.sub(r"<[^>]*>", " ", cell)).split()) for cell in found]
+    return [
+        " ".join(html.unescape(re.sub(r"<[^>]*>", " ", cell)).split())
+        for cell in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", page, re.DOTALL)
+    ]
 
 
 def section(page: str, name: str) -> str:

@@ -65,8 +65,9 @@ def test_nothing_of_others_is_printed_as_it_is(project: Path) -> None:
 def test_output_that_the_terminal_cannot_encode_ends_no_job() -> None:
     groundswell = Path(sys.executable).with_name("groundswell")
     command = [groundswell, "config", "--config", "demo", "--set", "dataset.path=/data/木"]
-    environment = {**os.environ, "PYTHONIOENCODING": "latin-1:strict"}
-    done = subprocess.run(command, capture_output=True, env=environment, timeout=patient(60))
+    done = subprocess.run(
+        command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "latin-1:strict"}, timeout=patient(60)
+    )
     assert (done.returncode, rb"/data/\u6728" in done.stdout) == (0, True), done.stderr
 
 

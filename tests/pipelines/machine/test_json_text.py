@@ -15,8 +15,7 @@ def test_what_is_no_json_is_a_value_error(text: str | bytes) -> None:
 
 
 def test_other_parsers_read_what_we_have_sent_ourselves(project: Path) -> None:
-    parsers = [file.name for file in sources(project) if "json.load" in file.text]
-    assert parsers == [
+    assert [file.name for file in sources(project) if "json.load" in file.text] == [
         "pipelines/launch/rank/fork_server.py",
         "pipelines/launch/rank/rank_main.py",
         "pipelines/launch/wire/encoding.py",

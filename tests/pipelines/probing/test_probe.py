@@ -163,8 +163,12 @@ def test_the_whole_way(
     assert run.info.status == "FINISHED"
     tags = {"mlflow.parentRunId": logged.run_id, "mlflow.source.name": "groundswell probe"}
     assert run.data.tags.items() >= tags.items()
-    files = {item.path for item in client.list_artifacts(values["run_id"])}
-    assert files == {"head.npz", "penalties.json", "per_class_test.json", "per_class_test.png"}
+    assert {item.path for item in client.list_artifacts(values["run_id"])} == {
+        "head.npz",
+        "penalties.json",
+        "per_class_test.json",
+        "per_class_test.png",
+    }
     head = LinearHead.from_npz(
         Path(client.download_artifacts(values["run_id"], "head.npz", str(tmp_path))).read_bytes()
     )
@@ -185,8 +189,10 @@ def test_the_whole_way(
 
     monkeypatch.setattr("jobs.shell.records.has_run", gone)
     assert cli.execute(command) == 4
-    told = capsys.readouterr().err
-    assert re.search(rf"did not take the scores \(no answer from MLflow\): test/loss .*test/f1_micro {f1:.4f}", told)
+    assert re.search(
+        rf"did not take the scores \(no answer from MLflow\): test/loss .*test/f1_micro {f1:.4f}",
+        capsys.readouterr().err,
+    )
     # What MLflow has of the run that made the model stays as it was.
     assert "test/f1_micro" not in client.get_run(logged.run_id).data.metrics
 

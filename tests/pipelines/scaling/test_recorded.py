@@ -156,9 +156,8 @@ def test_one_worker_waits_for_nobody() -> None:
 
 
 def test_runs_of_different_models_are_refused() -> None:
-    other = with_metrics(recorded(), {"summary/parameters": 2e6})
     with pytest.raises(ValueError, match=r"of different models, with \[1000000, 2000000\] parameters"):
-        measurements_of([recorded(), other])
+        measurements_of([recorded(), with_metrics(recorded(), {"summary/parameters": 2e6})])
 
 
 def with_metrics(run: RecordedRun, metrics: dict[str, float]) -> RecordedRun:
@@ -173,8 +172,9 @@ def test_a_setting_that_an_earlier_version_did_not_have_is_its_default() -> None
 def test_a_codec_with_different_settings_is_refused() -> None:
     by_rank = {rank: with_settings(recorded(codec="powersgd"), {"exchange.codec.rank": rank}) for rank in ("2", "16")}
     for first, second in (("2", "16"), ("16", "2")):
-        message = rf"have different exchange\.codec\.rank, {first} and {second}, so that their times"
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(
+            ValueError, match=rf"have different exchange\.codec\.rank, {first} and {second}, so that their times"
+        ):
             measurements_of([by_rank[first], by_rank[second]])
     assert measurements_of([recorded(), by_rank["2"]]), "another codec has settings of its own"
 

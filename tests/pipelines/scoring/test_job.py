@@ -315,8 +315,9 @@ def test_sizes_are_those_of_the_files_and_not_of_another_attempt(
     )
     score_archive(ImageFolder(str(images), validation_fraction=0.0), output, as_delta=True)
     sizes = {path.name: path.stat().st_size for path in output.glob("*-part-*.parquet")}
-    described = json.loads((output / "predictions.json").read_text())["parts"]
-    assert {part["file"]: part["size"] for part in described} == sizes
+    assert {
+        part["file"]: part["size"] for part in json.loads((output / "predictions.json").read_text())["parts"]
+    } == sizes
     actions = map(json.loads, (output / "_delta_log/00000000000000000000.json").read_text().splitlines())
     assert {action["add"]["path"]: action["add"]["size"] for action in actions if "add" in action} == sizes
 

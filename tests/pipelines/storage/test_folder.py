@@ -167,8 +167,9 @@ def test_a_store_that_cannot_be_used_is_one_error(s3: str, environment: dict[str
     result = subprocess.run(
         [sys.executable, "-c", code], env=given, capture_output=True, text=True, timeout=patient(120)
     )
-    last = result.stderr.strip().splitlines()[-1]
-    assert re.match(rf"pipelines\.storage\.folder\.StorageError: {s3}/x: .*({message})", last)
+    assert re.match(
+        rf"pipelines\.storage\.folder\.StorageError: {s3}/x: .*({message})", result.stderr.strip().splitlines()[-1]
+    )
 
 
 def test_silence_ends_after_some_seconds(s3_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,6 @@ def flag(root: Path, count: int) -> list[str]:
 def test_the_index_of_a_whole_archive(generated: Path) -> None:
     index = valid_index(BigEarthNetV2(str(generated)))
     assert index.rejected.equals(REJECTED_SCHEMA.empty_table())
-    published = pq.read_table(generated / METADATA).to_pylist()
     assert index.samples.to_pylist() == [
         {
             "id": row["patch_id"],
@@ -84,7 +83,7 @@ def test_the_index_of_a_whole_archive(generated: Path) -> None:
             "acquisition_date": datetime.date.fromisoformat(row["patch_id"][11:19]),
             "flags": [],
         }
-        for row in published
+        for row in pq.read_table(generated / METADATA).to_pylist()
     ]
 
 

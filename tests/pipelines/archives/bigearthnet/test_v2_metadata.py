@@ -175,8 +175,10 @@ def test_truncated_metadata(tmp_path: Path, keep: int) -> None:
 @pytest.fixture(scope="module")
 def official(shared_data: Path) -> tuple[list[Path], CheckedRows]:
     """The published metadata, and what is read of it."""
-    names = ("metadata", "metadata_for_patches_with_snow_cloud_or_shadow")
-    files = [shared_data / "bigearthnet_v2_full_metadata" / f"{name}.parquet" for name in names]
+    files = [
+        shared_data / "bigearthnet_v2_full_metadata" / f"{name}.parquet"
+        for name in ("metadata", "metadata_for_patches_with_snow_cloud_or_shadow")
+    ]
     return files, read_metadata(files, sentinel1=True)
 
 

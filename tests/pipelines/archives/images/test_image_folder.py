@@ -192,11 +192,10 @@ def test_fractions_that_are_none() -> None:
 
 def test_a_missing_archive(tmp_path: Path) -> None:
     for name in ("absent", "file"):
-        root = str(fill(tmp_path, "file") / name)
         with pytest.raises(
             FileNotFoundError, match=f"{name}: no such folder, expected the archive with its class fold"
         ):
-            ImageFolder(root).index()
+            ImageFolder(str(fill(tmp_path, "file") / name)).index()
 
 
 def test_an_executor_gets_the_description_and_not_the_list_of_files(tmp_path: Path) -> None:

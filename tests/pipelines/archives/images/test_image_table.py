@@ -176,8 +176,9 @@ def test_tables_with_a_log_are_refused(
     for name in (data, log):
         table.make(str(Path(name).parent))
         table.write(name, b"")
-    message = rf"^{table} is {kind} table, whose folder keeps removed rows: "
-    check_refused(ImageTable(f"{scheme}{tmp_path}/archive"), message)
+    check_refused(
+        ImageTable(f"{scheme}{tmp_path}/archive"), rf"^{table} is {kind} table, whose folder keeps removed rows: "
+    )
 
 
 def test_removed_rows_of_a_delta_table_do_not_come_back(tmp_path: Path) -> None:
@@ -240,8 +241,7 @@ def test_every_type_that_travels_keeps_its_values(tmp_path: Path) -> None:
         "utc": (pa.array([second, None], pa.timestamp("us", "Europe/Berlin")), pa.timestamp("us", "UTC")),
     }
     hugging_face(tmp_path / "x.parquet", [0, -1], ID=[9, 8], **{name: column for name, (column, _) in columns.items()})
-    archive = ImageTable(str(tmp_path), id="ID", keep=[*columns])
-    index = archive.index()
+    index = ImageTable(str(tmp_path), id="ID", keep=[*columns]).index()
     assert (index.samples["id"].to_pylist(), reasons(index.rejected.to_pylist())) == (["9"], [("8", "no label")])
     for name, (source, kind) in columns.items():
         column = index.samples[name]

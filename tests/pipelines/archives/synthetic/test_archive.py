@@ -21,8 +21,9 @@ def test_it_is_the_archive_that_is_written_as_files(generated: Path) -> None:
     assert samples.select(columns).sort_by("id").equals(files.index().samples.select(columns).sort_by("id"))
     for row in samples.to_pylist()[::5]:
         drawn, written = ({group.name: np.empty(group.shape, group.dtype) for group in GROUPS} for _ in range(2))
-        lies = archive.read(row["paths"], drawn)
-        assert lies == files.read([f"BigEarthNet-S2/{row['id'][:-6]}/{row['id']}"], written)
+        assert archive.read(row["paths"], drawn) == files.read(
+            [f"BigEarthNet-S2/{row['id'][:-6]}/{row['id']}"], written
+        )
         for group in archive.description.groups:
             assert (drawn[group.name].shape, str(drawn[group.name].dtype)) == (group.shape, group.dtype)
             np.testing.assert_array_equal(drawn[group.name], written[group.name])

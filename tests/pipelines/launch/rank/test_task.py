@@ -22,8 +22,9 @@ def test_an_order_to_join_waits_until_the_spare_is_ready_and_counts_once() -> No
     orders: queue.Queue[Order] = queue.Queue()
     link: Any = SimpleNamespace(orders=orders, send=sent.append)
     dead, spare = fake_process(), fake_process()
-    log = SimpleNamespace(last_lines=list)
-    processes: Any = SimpleNamespace(can_replace=True, log=log, current=dead, prepare_spare=lambda: None)
+    processes: Any = SimpleNamespace(
+        can_replace=True, log=SimpleNamespace(last_lines=list), current=dead, prepare_spare=lambda: None
+    )
 
     def replace() -> Any:
         processes.current = spare
@@ -43,5 +44,9 @@ def test_an_order_to_join_waits_until_the_spare_is_ready_and_counts_once() -> No
     assert spare.orders == [], "it has not come so far"
     rank._take(encode(ReadyToJoin(3)))
     assert spare.orders == [second]
-    fallen = ProcessDied("killed by SIGKILL", -9, "", [])
-    assert sent == [ReadyToJoin(0), ReadyToJoin(3, joins=1), fallen, ReadyToJoin(3, joins=1)]
+    assert sent == [
+        ReadyToJoin(0),
+        ReadyToJoin(3, joins=1),
+        ProcessDied("killed by SIGKILL", -9, "", []),
+        ReadyToJoin(3, joins=1),
+    ]

@@ -97,8 +97,9 @@ def test_the_legend_has_each_class_on_the_map_with_its_patches_and_colour() -> N
 @pytest.mark.parametrize("zones", [1, 4, 5, 7, 8])
 def test_an_overview_and_each_zone_show_single_patches_far_apart(zones: int, tmp_path: Path) -> None:
     places = [5300040.0 + 1e6 * number / 7 for number in range(8)]
-    systems = np.repeat(32629 + np.arange(zones), 8).tolist()
-    found = ground(systems, [600000.0] * 8 * zones, places * zones, [0] * 8 * zones)
+    found = ground(
+        np.repeat(32629 + np.arange(zones), 8).tolist(), [600000.0] * 8 * zones, places * zones, [0] * 8 * zones
+    )
     titles = [axis.get_title() for axis in draw(found).axes]
     overview = [f"overview, {8 * zones} patches in {zones} zones"] if zones > 1 else []
     assert titles == overview + [f"EPSG {32629 + zone}, 8 patches" for zone in range(zones)]

@@ -41,8 +41,12 @@ class Numbered:
 
     def index(self) -> ArchiveIndex:
         ids = [f"sample {number}" for number in range(self.samples)]
-        paths = [[str(number)] for number in range(self.samples)]
-        columns = {"id": ids, "split": ["test"] * self.samples, "labels": [[0]] * self.samples, "paths": paths}
+        columns = {
+            "id": ids,
+            "split": ["test"] * self.samples,
+            "labels": [[0]] * self.samples,
+            "paths": [[str(number)] for number in range(self.samples)],
+        }
         return ArchiveIndex(index_table(columns), REJECTED_SCHEMA.empty_table())
 
     @property

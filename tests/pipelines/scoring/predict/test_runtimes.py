@@ -69,8 +69,9 @@ def refused(logged: Any, small_dataset: Path, tmp_path: Path, error_line: Callab
 def test_a_model_that_is_worse_once_converted_scores_nothing(
     refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worse = Acceptance("bf16", 0.7149, 0.7201, 12, 0, 0.99, "1")
-    monkeypatch.setattr(conversion, "convert", lambda *request: (b"a worse model", worse))
+    monkeypatch.setattr(
+        conversion, "convert", lambda *request: (b"a worse model", Acceptance("bf16", 0.7149, 0.7201, 12, 0, 0.99, "1"))
+    )
     assert "bf16 is refused: macro F1 0.7149 with bf16, 0.7201 with Keras, on 12 validation samples" in refused(
         "score.runtime=bf16", "score.acceptance_samples=12"
     )
@@ -80,8 +81,9 @@ def test_a_model_that_is_worse_once_converted_scores_nothing(
 def test_a_model_that_is_accepted_on_few_samples_is_used_with_a_warning(
     samples: int, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    acceptance = Acceptance("bf16", 0.7, 0.7, samples, 0, 1.0, "1")
-    monkeypatch.setattr(conversion, "convert", lambda *request: (b"a model", acceptance))
+    monkeypatch.setattr(
+        conversion, "convert", lambda *request: (b"a model", Acceptance("bf16", 0.7, 0.7, samples, 0, 1.0, "1"))
+    )
     monkeypatch.setattr(conversion, "why_unusable", lambda runtime: None)
     model = ModelDescription("runs:/1/model", "m-1", "m-1", "multi_label", ("Sea",), ())
     output = Location.at(tmp_path)

@@ -118,9 +118,8 @@ def test_every_figure_is_that_of_scikit_learn(measured: Any, small_dataset: Path
     )
     for column in columns:
         row, own = found.per_class[column], f1_score(targets[:, column], predicted[:, column], zero_division=0)
-        precision = precisions.get(column, row["average_precision"])
         assert (row["support"], row["f1"], row["average_precision"]) == pytest.approx(
-            (targets[:, column].sum(), own, precision), abs=1e-5, nan_ok=True
+            (targets[:, column].sum(), own, precisions.get(column, row["average_precision"])), abs=1e-5, nan_ok=True
         )
         if validation_targets[:, column].any():
             *tried, at = (
@@ -238,8 +237,9 @@ def test_scores_that_the_store_does_not_take_end_the_child_run(
             evaluate(config_of(small_dataset, f"evaluate.report={report}"), logged.uri, "validation")
         assert "<html" in report.read_text()
         report.unlink()
-    experiment = logged.client.get_run(logged.run_id).info.experiment_id
-    children = logged.client.search_runs([experiment], f"tags.mlflow.parentRunId = '{logged.run_id}'")
+    children = logged.client.search_runs(
+        [logged.client.get_run(logged.run_id).info.experiment_id], f"tags.mlflow.parentRunId = '{logged.run_id}'"
+    )
     ended = {child.info.run_name: child.info.status for child in children}
     assert ended.items() >= {"evaluate test": "FINISHED", "evaluate validation": "FAILED"}.items()
 
@@ -338,8 +338,9 @@ def test_curves_of_the_training_and_scores_of_other_weights_stay(
     evaluate(config, logged.uri, "train")
     assert recorded() == before
     served = find_model(logged.uri)
-    averaged = replace(served, metadata=replace(served.metadata, ema=0.99))
-    monkeypatch.setattr(jobs.evaluate, "find_model", lambda uri: averaged)
+    monkeypatch.setattr(
+        jobs.evaluate, "find_model", lambda uri: replace(served, metadata=replace(served.metadata, ema=0.99))
+    )
     scores = evaluate(config, logged.uri, "test").metrics
     assert recorded() == pytest.approx({**before, **{f"test_ema/{name}": value for name, value in scores.items()}})
 

@@ -113,8 +113,9 @@ def test_a_sync_that_was_interrupted_makes_no_second_run(
             with pytest.raises(KeyboardInterrupt):
                 adopt(folder)
     synced = sync(folder, log_model)
-    experiment = client.get_run(synced.run_id).info.experiment_id
-    assert [run.info.run_id for run in client.search_runs([experiment])] == [synced.run_id]
+    assert [run.info.run_id for run in client.search_runs([client.get_run(synced.run_id).info.experiment_id])] == [
+        synced.run_id
+    ]
 
 
 def test_a_model_that_cannot_be_made_leaves_a_failed_run_that_can_be_synced_again(

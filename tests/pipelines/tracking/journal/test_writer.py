@@ -55,9 +55,8 @@ def test_everything_written_is_read_back(
         stored.data.tags["tag"],
         stored.data.metrics["val/loss"],
     ) == ("FINISHED", "name", {"a.b": "1"}, "value", 0.5)
-    history = client.get_metric_history(run.run_id, "train/learning_rate")
     assert (
-        [(point.step, point.value) for point in history],
+        [(point.step, point.value) for point in client.get_metric_history(run.run_id, "train/learning_rate")],
         {item.path for item in client.list_artifacts(run.run_id)},
     ) == ([(step, step / 10) for step in range(1500)], {"config.yaml", "per_class.json", "figure.png"})
 
@@ -81,9 +80,8 @@ def test_what_is_written_while_a_run_is_deleted_is_kept_until_it_is_restored(
     assert writer.drain() == ""
     writer.close()
     assert news == ["away", "back"]
-    history = client.get_metric_history(run.run_id, "train/loss")
     assert (
-        [(point.step, point.value) for point in history],
+        [(point.step, point.value) for point in client.get_metric_history(run.run_id, "train/loss")],
         [item.path for item in client.list_artifacts(run.run_id)],
     ) == ([(10, 1.0), (20, 0.5), (30, 0.25)], ["notes.txt"])
 
