@@ -106,20 +106,27 @@ def test_a_line_is_plain_json_on_one_line(path: Path) -> None:
     assert json.loads(line)["settings"] == {"optimizer": "sgd", "text": "two\nlines"}
 
 
-def test_the_time_of_a_cell_is_that_of_the_most_alike_ones_by_epoch() -> None:
-    finished = [
-        cell("a", seconds=10, epochs=2, optimizer="sgd", batch=1),
-        cell("b", seconds=30, epochs=2, optimizer="lars", batch=1),
-        cell("c", "failed", seconds=500, optimizer="lars", batch=2),
-        cell("d", "diverged", seconds=1, optimizer="lars", batch=2),
-    ]
-    cases: list[tuple[dict[str, object], int, list[CellLine], float | None]] = [
+ENDED = [
+    cell("a", seconds=10, epochs=2, optimizer="sgd", batch=1),
+    cell("b", seconds=30, epochs=2, optimizer="lars", batch=1),
+    cell("c", "failed", seconds=500, optimizer="lars", batch=2),
+    cell("d", "diverged", seconds=1, optimizer="lars", batch=2),
+]
+
+
+@pytest.mark.parametrize(
+    ("settings", "epochs", "lines", "expected"),
+    [
         # 15 s an epoch with LARS.
-        ({"optimizer": "lars", "batch": 2, "training.seed": 4}, 4, finished, 60),
+        ({"optimizer": "lars", "batch": 2, "training.seed": 4}, 4, ENDED, 60),
         # Nothing in common: the mean of 5 and 15 s an epoch.
-        ({"optimizer": "lamb"}, 1, finished, 10),
+        ({"optimizer": "lamb"}, 1, ENDED, 10),
         ({}, 1, [], None),
         ({}, 1, [cell("e", seconds=1).model_copy(update={"resumed": True})], None),
-    ]
-    for settings, epochs, lines, expected in cases:
-        assert estimated_seconds(settings, epochs, lines) == expected
+    ],
+    ids=["alike", "nothing in common", "none", "resumed"],
+)
+def test_the_time_of_a_cell_is_that_of_the_most_alike_ones_by_epoch(
+    settings: dict[str, object], epochs: int, lines: list[CellLine], expected: float | None
+) -> None:
+    assert estimated_seconds(settings, epochs, lines) == expected

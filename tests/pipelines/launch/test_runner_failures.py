@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -277,9 +278,7 @@ def test_training_goes_on_when_the_channel_dies(
 
 
 def test_a_process_that_cannot_be_started_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: object, **kwargs: object) -> None:
-        raise OSError(12, "Cannot allocate memory")
-
+    broken = Mock(side_effect=OSError(12, "Cannot allocate memory"))
     monkeypatch.setattr("pipelines.launch.rank.processes.RankProcess", broken)
     words = r"2 of 2 tasks have not reached the driver: task [01]: OSError: \[Errno 12\] Cannot allocate memory"
     with pytest.raises(StartError, match=words):

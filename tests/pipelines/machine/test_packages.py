@@ -1,4 +1,5 @@
 import importlib.util
+import re
 import sys
 from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError
@@ -39,32 +40,32 @@ REQUIRES = [
 ]
 
 
-def test_the_line_names_the_packages_and_what_installs_them(lacks, monkeypatch: pytest.MonkeyPatch) -> None:
-    lacks("pyspark", "tensorflow", "keras", "horovod")
-    monkeypatch.setattr(packages, "requires", lambda name: REQUIRES)
-    with pytest.raises(MissingPackageError) as caught:
-        require("train", TRAINING)
-    # It names no extra of groundswell: that name could be somebody else's on an index.
-    assert str(caught.value) == (
-        "train needs pyspark, tensorflow, keras, horovod, which are not installed: pip install 'pyspark<4.2,>=3.5' "
-        "'tensorflow-cpu<2.22,>=2.16.1' 'keras<4,>=3.2.1' (with GPUs: tensorflow[and-cuda] in place of "
-        "tensorflow-cpu); and Horovod 0.28.1 built for this TensorFlow (docker/horovod/build_wheel.sh makes its wheel)"
-    )
+# It names no extra of groundswell: that name could be somebody else's on an index.
+ALL_ARE_MISSING = (
+    "train needs pyspark, tensorflow, keras, horovod, which are not installed: pip install 'pyspark<4.2,>=3.5' "
+    "'tensorflow-cpu<2.22,>=2.16.1' 'keras<4,>=3.2.1' (with GPUs: tensorflow[and-cuda] in place of "
+    "tensorflow-cpu); and Horovod 0.28.1 built for this TensorFlow (docker/horovod/build_wheel.sh makes its wheel)"
+)
 
 
-def test_what_is_installed_is_not_installed_over(lacks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cluster's own TensorFlow stays where Keras alone is missing."""
-    lacks("keras")
-    monkeypatch.setattr(packages, "requires", lambda name: REQUIRES)
-    with pytest.raises(MissingPackageError, match=r"pip install 'keras<4,>=3\.2\.1'$"):
-        require("train", TRAINING)
-
-
-def test_without_metadata_the_wheels_extras_are_named(lacks, monkeypatch: pytest.MonkeyPatch) -> None:
-    not_installed = Mock(side_effect=PackageNotFoundError("groundswell"))  # as from a .zip of --py-files
-    lacks("tensorflow")
-    monkeypatch.setattr(packages, "requires", not_installed)
-    with pytest.raises(MissingPackageError, match=r"pip install '<the wheel of groundswell>\[cpu\]' \(with GPUs"):
+@pytest.mark.parametrize(
+    ("missing", "metadata", "message"),
+    [
+        (("pyspark", "tensorflow", "keras", "horovod"), REQUIRES, rf"^{re.escape(ALL_ARE_MISSING)}\Z"),
+        # A cluster's own TensorFlow stays where Keras alone is missing.
+        (("keras",), REQUIRES, r"pip install 'keras<4,>=3\.2\.1'$"),
+        # As from a .zip of --py-files.
+        (("tensorflow",), None, r"pip install '<the wheel of groundswell>\[cpu\]' \(with GPUs"),
+    ],
+    ids=["all", "Keras alone", "no metadata"],
+)
+def test_the_line_names_the_packages_and_what_installs_them_or_without_metadata_the_wheels_extras(
+    missing: tuple[str, ...], metadata: list[str] | None, message: str, lacks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacks(*missing)
+    not_installed = None if metadata else PackageNotFoundError("groundswell")
+    monkeypatch.setattr(packages, "requires", Mock(return_value=metadata, side_effect=not_installed))
+    with pytest.raises(MissingPackageError, match=message):
         require("train", TRAINING)
 
 

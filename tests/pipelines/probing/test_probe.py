@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -184,9 +185,7 @@ def test_the_whole_way(
     (chosen,) = (line for line in output if line.endswith("  chosen"))
     assert float(chosen.split()[0]) == float(run.data.params["l2"])
 
-    def gone(run: Any) -> bool:
-        raise TrackingError("no answer from MLflow")
-
+    gone = Mock(side_effect=TrackingError("no answer from MLflow"))
     monkeypatch.setattr("jobs.shell.records.has_run", gone)
     assert cli.execute(command) == 4
     assert re.search(

@@ -4,6 +4,7 @@ import json
 import os
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -41,16 +42,9 @@ def test_a_lock_whose_file_is_gone_is_no_lock(tmp_path: Path, monkeypatch: pytes
         assert path.exists()
 
 
-def fail_to_lock(monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
-    def flock(file: object, how: int) -> None:
-        raise error
-
-    monkeypatch.setattr("fcntl.flock", flock)
-
-
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
 def test_a_file_system_without_locks_uses_a_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    fail_to_lock(monkeypatch, OSError(number, "no locks"))
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, "no locks")))
     dataset = Location.at(tmp_path / "dataset")
     with hold(dataset) as check_owner:
         check_owner()
@@ -75,7 +69,7 @@ def test_a_lease_of_the_future_is_said_to_be_one(tmp_path: Path) -> None:
 
 
 def test_another_error_of_the_lock_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_to_lock(monkeypatch, OSError(errno.EIO, "a broken disk"))
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.EIO, "a broken disk")))
     with pytest.raises(OSError, match="a broken disk"), hold(Location.at(tmp_path / "dataset")):
         pass
 
@@ -83,12 +77,9 @@ def test_another_error_of_the_lock_is_not_hidden(tmp_path: Path, monkeypatch: py
 def test_a_lease_that_cannot_be_removed_hides_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def away(folder: Location, name: str) -> None:
-        raise StorageError("the storage is away")
-
     def train() -> None:
         with lease(Location.at(tmp_path), "leases"):
-            monkeypatch.setattr(Location, "remove", away)
+            monkeypatch.setattr(Location, "remove", Mock(side_effect=StorageError("the storage is away")))
             raise ValueError("the training failed")
 
     (tmp_path / "leases").mkdir()

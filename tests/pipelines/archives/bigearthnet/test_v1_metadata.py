@@ -147,8 +147,7 @@ def test_bad_label_files(tmp_path: Path, text: str, reason: str, detail: str | N
     good.write_text(json.dumps({"labels": ["Pastures", "Sea and ocean", "Airports", "Pastures"]}))
     bad.write_text(text)
     labels, _, errors = read_labels([str(good), str(bad), str(good)], INDICES)
-    assert labels.to_pylist() == [[3, 7], [], [3, 7]]
-    assert errors[0] is errors[2] is None
+    assert (labels.to_pylist(), errors[0], errors[2]) == ([[3, 7], [], [3, 7]], None, None)
     assert (errors[1].file, errors[1].reason) == (str(bad), reason)
     assert detail is None or errors[1].detail == detail
 

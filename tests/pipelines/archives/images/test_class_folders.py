@@ -108,25 +108,26 @@ def is_image(name: str) -> bool:
     return name.endswith(".jpg")
 
 
-def test_classes_at_the_top(tmp_path: Path) -> None:
-    tree = find_class_folders(str(fill(tmp_path, "dog/1.jpg", "cat/1.jpg", "README.md", ".git/x")), is_image)
-    assert (tree.folders, tree.splits, tree.rejected) == (["cat", "dog"], [None, None], [])
-
-
-@pytest.mark.parametrize("validation", ["val", "valid", "validation", "Val"])
-def test_classes_in_splits_those_of_train_first(tmp_path: Path, validation: str) -> None:
-    paths = ["test/cat/1.jpg", f"{validation}/dog/1.jpg", "train/dog/1.jpg", "train/cat/1.jpg", "labels.csv"]
+@pytest.mark.parametrize(
+    ("paths", "folders", "splits"),
+    [
+        (["dog/1.jpg", "cat/1.jpg", "README.md", ".git/x"], ["cat", "dog"], [None, None]),
+        (["bus/1.jpg", "train/1.jpg"], ["bus", "train"], [None, None]),  # a class may have the name of a split
+        *(
+            (
+                ["test/cat/1.jpg", f"{validation}/dog/1.jpg", "train/dog/1.jpg", "train/cat/1.jpg", "labels.csv"],
+                ["train/cat", "train/dog", f"{validation}/dog", "test/cat"],
+                ["train", "train", "validation", "test"],
+            )
+            for validation in ("val", "valid", "validation", "Val")
+        ),
+    ],
+)
+def test_classes_at_the_top_and_in_splits_those_of_train_first(
+    tmp_path: Path, paths: list[str], folders: list[str], splits: list[str | None]
+) -> None:
     tree = find_class_folders(str(fill(tmp_path, *paths)), is_image)
-    assert (tree.folders, tree.splits, tree.rejected) == (
-        ["train/cat", "train/dog", f"{validation}/dog", "test/cat"],
-        ["train", "train", "validation", "test"],
-        [],
-    )
-
-
-def test_a_class_may_have_the_name_of_a_split(tmp_path: Path) -> None:
-    tree = find_class_folders(str(fill(tmp_path, "bus/1.jpg", "train/1.jpg")), is_image)
-    assert (tree.folders, tree.splits) == (["bus", "train"], [None, None])
+    assert (tree.folders, tree.splits, tree.rejected) == (folders, splits, [])
 
 
 def test_images_outside_of_class_folders_are_rejected(tmp_path: Path) -> None:

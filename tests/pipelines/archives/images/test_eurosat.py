@@ -69,9 +69,10 @@ def test_both_variants_have_the_ten_classes_and_are_divided_alike(tmp_path: Path
     counts = {"Forest": 40, "River": 20, "SeaLake": 3}
     multispectral = EuroSATMultispectral(files(tmp_path / "ms", counts), seed=4)
     rgb = EuroSATRGB(files(tmp_path / "rgb", counts, "jpg"), seed=4)
-    descriptions = multispectral.description, rgb.description
-    assert [one.kind for one in descriptions] == ["eurosat_ms", "eurosat_rgb"]
-    assert all((one.task, one.class_names) == ("single_label", CLASSES) for one in descriptions)
+    assert [
+        (description.kind, description.task, description.class_names)
+        for description in (multispectral.description, rgb.description)
+    ] == [(kind, "single_label", CLASSES) for kind in ("eurosat_ms", "eurosat_rgb")]
     assert (list(CLASSES), len(CLASSES)) == (sorted(set(CLASSES)), 10)
     samples, others = multispectral.index().samples, rgb.index().samples
     assert samples.select(["split", "labels"]).equals(others.select(["split", "labels"]))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import fsspec
 import numpy as np
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFile
 from PIL import Image
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from conf.load import load, override
 from conf.schema import RunConfig
@@ -412,13 +413,10 @@ def test_a_storage_that_fails_is_no_bad_record(tmp_path: Path, monkeypatch: pyte
     memory.pipe_file("/failing/train-0.parquet", hugging_face(tmp_path / "x.parquet", ["a", "b"] * 5).read_bytes())
     memory.pipe_file("/failing/train-1.parquet", b"PAR1 damaged PAR1")
 
-    def fail(self: object, length: int = -1) -> bytes:
-        raise error
-
     archive, out = ImageTable("memory://failing"), {"rgb": np.zeros((8, 8, 3), np.uint8)}
     with pytest.raises(BadRecordError, match="not a readable Parquet file"):
         archive.read(["train-1.parquet", "0"], out)
-    monkeypatch.setattr(MemoryFile, "read", fail)
+    monkeypatch.setattr(MemoryFile, "read", Mock(side_effect=error))
     for read in (lambda: archive.read(["train-0.parquet", "7"], out), archive.index):
         with pytest.raises(StorageError, match=r"memory://failing/train-0\.parquet: cannot be read"):
             read()
@@ -471,8 +469,14 @@ def test_a_dataframe_gives_the_dataset_of_the_same_files(spark: SparkSession, tm
     assert pq.read_schema(written).names == ["image", "label", "part"]
     # What is written stays: preparation continues from it, and another DataFrame needs another folder.
     assert prepare(config("of a frame", tmp_path / "written")).fingerprint == found.fingerprint
-    with pytest.raises(ValueError, match=r"archive\.root=.*/written is not empty, .* by `prepare` without `table`$"):
-        prepare(config("of a frame", tmp_path / "written"), table=frame)
+    written_before = r"archive\.root=.*/written is not empty, .* by `prepare` without `table`$"
+    check_not_prepared(config("of a frame", tmp_path / "written"), frame, written_before)
+
+
+def check_not_prepared(config: RunConfig, table: DataFrame | None, message: str) -> None:
+    """Make sure that a preparation, perhaps of a DataFrame, is refused."""
+    with pytest.raises(ValueError, match=message):
+        prepare(config, table=table)
 
 
 @pytest.mark.spark
@@ -481,37 +485,38 @@ def test_a_dataframe_that_cannot_be_prepared(spark: SparkSession, tmp_path: Path
     config = load(
         None, archive={"kind": "table", "root": str(tmp_path / "in")}, dataset={"path": str(tmp_path / "out")}
     )
-    with pytest.raises(ValueError, match=r"^the DataFrame has no column 'label'; its columns are image, tag$"):
-        prepare(config, table=frame)
+    check_not_prepared(config, frame, r"^the DataFrame has no column 'label'; its columns are image, tag$")
     keyed = override(config, "archive.id=k.ey")
     for keys, found in ((["a", "b", "a"], "'a' in 2"), ([None, "b"], "no value in 1")):
         rows = spark.createDataFrame([(b"x", 1, key) for key in keys], "image binary, label int, `k.ey` string")
-        with pytest.raises(ValueError, match=rf"^the DataFrame: column 'k\.ey' \(archive\.id\) has {found} rows, exp"):
-            prepare(keyed, table=rows)
+        check_not_prepared(keyed, rows, rf"^the DataFrame: column 'k\.ey' \(archive\.id\) has {found} rows, exp")
     for columns, message in (
         ("image binary, label double", r"column 'label' \(archive\.label\) is double, expected a text"),
         ("image string, label int", r"column 'image' \(archive\.image\) is string, expected the bytes of images"),
     ):
-        with pytest.raises(ValueError, match=rf"^the DataFrame: {message}"):
-            prepare(config, table=spark.createDataFrame([], columns))
+        check_not_prepared(config, spark.createDataFrame([], columns), rf"^the DataFrame: {message}")
     assert not (tmp_path / "in").exists()
     renamed = override(config, "archive.label=tag")
-    with pytest.raises(ValueError, match=r"^the DataFrame has no rows$"):
-        prepare(renamed, table=frame.limit(0))
+    check_not_prepared(renamed, frame.limit(0), r"^the DataFrame has no rows$")
     assert list((tmp_path / "in").iterdir()) == []
-    with pytest.raises(ValueError, match=r"^table is for archive\.kind=table, and archive\.kind is synthetic$"):
-        prepare(override(renamed, archive={"kind": "synthetic", "train": 4, "validation": 0, "test": 0}), table=frame)
-    with pytest.raises(
-        ValueError, match=r"^dataset\.path .*/out contains the archive .*/out/in: choose a folder outside"
-    ):
-        prepare(override(renamed, f"archive.root={tmp_path}/out/in"), table=frame)
     foreign = fill(tmp_path / "foreign", "thesis.tex")
-    with pytest.raises(ValueError, match=r"/foreign exists and is not a dataset: choose another dataset\.path"):
-        prepare(override(renamed, f"archive.root={tmp_path}/new", f"dataset.path={foreign}"), table=frame)
+    for other, message in (
+        (
+            override(renamed, archive={"kind": "synthetic", "train": 4, "validation": 0, "test": 0}),
+            r"^table is for archive\.kind=table, and archive\.kind is synthetic$",
+        ),
+        (
+            override(renamed, f"archive.root={tmp_path}/out/in"),
+            r"^dataset\.path .*/out contains the archive .*/out/in: choose a folder outside",
+        ),
+        (
+            override(renamed, f"archive.root={tmp_path}/new", f"dataset.path={foreign}"),
+            r"/foreign exists and is not a dataset: choose another dataset\.path",
+        ),
+    ):
+        check_not_prepared(other, frame, message)
     assert not (tmp_path / "new").exists(), "nothing is written before"
     (tmp_path / "in" / INCOMPLETE).touch()
     for table, advice in ((frame, "or name another one$"), (None, "and prepare it")):
-        with pytest.raises(
-            ValueError, match=rf"/in: a DataFrame was not written into it to its end: remove the folder, {advice}"
-        ):
-            prepare(renamed, table=table)
+        told = rf"/in: a DataFrame was not written into it to its end: remove the folder, {advice}"
+        check_not_prepared(renamed, table, told)

@@ -28,17 +28,14 @@ def test_the_archive_opens_and_holds_what_was_drawn(generated: Path) -> None:
         row = index[patch(number).id]
         assert (row["split"], tuple(row["labels"])) == (split, land_cover(0, number)[1])
         images, _ = render(0, number, GROUPS)
-        read = read_sample(archive, row["paths"])
-        assert all(np.array_equal(read[name], images[name]) for name in images)
+        np.testing.assert_equal(read_sample(archive, row["paths"]), images)
 
 
 def test_metadata_names_labels_in_the_published_order(generated: Path) -> None:
     table = pq.read_table(generated / "metadata.parquet")
     assert table.schema.equals(METADATA_SCHEMA)
     assert table["patch_id"].to_pylist() == sorted(table["patch_id"].to_pylist())
-    for names in table["labels"].to_pylist():
-        assert names == sorted(names)
-        assert set(names) <= set(BIGEARTHNET_19)
+    assert [names for names in table["labels"].to_pylist() if names != sorted(set(names) & set(BIGEARTHNET_19))] == []
 
 
 def test_metadata_has_the_published_columns(generated: Path, shared_data: Path) -> None:

@@ -58,9 +58,14 @@ def test_resuming_on_another_number_of_ranks_goes_on_with_the_same_batches() -> 
         np.testing.assert_array_equal(np.concatenate([part[step] for part in after]), whole)
 
 
-def test_ranks_that_do_not_divide_the_batch_are_refused() -> None:
-    with pytest.raises(ValueError, match="12 does not divide among 5"):
-        rank_parts(np.arange(30), global_batch_size=12, rank=0, size=5, start_step=0)
+@pytest.mark.parametrize(
+    ("size", "micro_batches", "among"), [(5, 1, "5 ranks"), (2, 5, "2 ranks, 5 micro-batches each")]
+)
+def test_ranks_and_micro_batches_that_do_not_divide_the_batch_are_refused(
+    size: int, micro_batches: int, among: str
+) -> None:
+    with pytest.raises(ValueError, match=f"global batch of 12 does not divide among {among}"):
+        rank_parts(np.arange(30), global_batch_size=12, rank=0, size=size, start_step=0, micro_batches=micro_batches)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
@@ -79,5 +84,3 @@ def test_micro_batches_are_the_parts_of_as_many_more_ranks(size: int, micro_batc
         parts = rank_parts(order, global_batch_size=12, rank=rank, size=size, start_step=1, micro_batches=micro_batches)
         expected = [ranks[rank * micro_batches + j][step] for step in range(3) for j in range(micro_batches)]
         assert [part.tolist() for part in parts] == [part.tolist() for part in expected]
-    with pytest.raises(ValueError, match="global batch of 12 does not divide among 2 ranks, 5 micro-batches each"):
-        rank_parts(order, global_batch_size=12, rank=0, size=2, start_step=0, micro_batches=5)

@@ -199,8 +199,9 @@ def matrix(
     in_fresh_process: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[Case, SimpleNamespace]:
     cases = [case for case in CASES if case[0] != "out of memory" or LIMITS_MEMORY]
-    ended: dict[Case, SimpleNamespace]
-    ended = in_fresh_process(all_cases, cases, str(tmp_path_factory.mktemp("cases")), timeout=800)
+    ended: dict[Case, SimpleNamespace] = in_fresh_process(
+        all_cases, cases, str(tmp_path_factory.mktemp("cases")), timeout=800
+    )
     if "GROUNDSWELL_FAILURE_MATRIX" in os.environ:
         Path(os.environ["GROUNDSWELL_FAILURE_MATRIX"]).write_text(as_markdown(ended))
     return ended
@@ -213,8 +214,7 @@ def as_markdown(ended: dict[Case, SimpleNamespace]) -> str:
         cells = [
             " / ".join(f"{ended[failure, moment, culprit].seconds:.1f}" for culprit in CULPRITS) for moment in MOMENTS
         ]
-        first = ended[failure, "middle", 1].text.splitlines()[0]
-        message = re.sub(r"\d+\.\d+\.\d+\.\d+(:\d+)?", "host", first)
+        message = re.sub(r"\d+\.\d+\.\d+\.\d+(:\d+)?", "host", ended[failure, "middle", 1].text.splitlines()[0])
         lines.append(f"| {failure} | {' | '.join(cells)} | `{message}` |")
     return "\n".join(lines) + "\n"
 
@@ -227,8 +227,7 @@ def test_one_error_names_the_cause(
         pytest.skip("no control group with a memory limit can be made here")
     assert (failure, moment, culprit) in matrix, "the job did not fail"
     ended = matrix[failure, moment, culprit]
-    first = ended.text.splitlines()[0]
-    assert re.match(rf"rank {culprit} on \S+ failed: {FAILURES[failure]}", first), ended.text
+    assert re.match(rf"rank {culprit} on \S+ failed: {FAILURES[failure]}", ended.text), ended.text
     assert ended.root == culprit
     assert f"rank {culprit} is about to end: {failure}" in ended.last_lines, ended.text
     assert ended.kinds[1 - culprit] == ("finished" if moment == "end" else "stopped"), ended.text

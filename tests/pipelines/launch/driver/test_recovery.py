@@ -103,29 +103,30 @@ def test_spares_take_over_and_survivors_stay_and_all_may_die_at_once(spark: Spar
     fail = killed_at((1, 3, 1), (0, 5, 1), (1, 7, 2), (0, 9, 2), (1, 9, 3))
     (first_pids, first, attempt), (second_pids, second, _) = run_with_spares(tmp_path, fail, spark, steps=12)
     assert attempt == 1, "no new attempt"
-    assert (len(first_pids), len(second_pids)) == (3, 4)
-    assert len({*first_pids, *second_pids}) == 7
+    assert (len(first_pids), len(second_pids), len({*first_pids, *second_pids})) == (3, 4, 7)
     # Nobody takes a step twice: each process continues where the one before it stood.
     assert first == second == list(range(10, 13))
     assert not [pid for pid in (*first_pids, *second_pids) if psutil.pid_exists(pid)]
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
 
 
-def test_a_rank_that_dies_again_and_again_ends_the_attempt(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("exits", "error", "message"),
+    [
+        (True, RankLostError, r"rank 1 on .* failed: exited with code 7"),
+        (False, WorkerError, "LookupError: no such thing"),
+    ],
+)
+def test_a_rank_that_dies_again_and_again_ends_the_attempt_and_an_exception_does_at_once(
+    tmp_path: Path, exits: bool, error: type[Exception], message: str
+) -> None:
     def fail(rank: int, step: int, processes: int) -> None:
         if (rank, step) == (1, 2):
-            os._exit(7)
-
-    with pytest.raises(RankLostError, match=r"rank 1 on .* failed: exited with code 7"):
-        run_with_spares(tmp_path, fail)
-
-
-def test_an_exception_is_never_recovered(tmp_path: Path) -> None:
-    def fail(rank: int, step: int, processes: int) -> None:
-        if (rank, step) == (1, 2):
+            if exits:
+                os._exit(7)
             raise LookupError("no such thing")
 
-    with pytest.raises(WorkerError, match="LookupError: no such thing"):
+    with pytest.raises(error, match=message):
         run_with_spares(tmp_path, fail)
 
 

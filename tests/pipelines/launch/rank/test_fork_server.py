@@ -90,12 +90,12 @@ def test_a_fork_is_a_process_of_its_own(server: ForkServer, folder: Path) -> Non
     assert (first.wait(), second.wait(), first.poll()) == (3, 3, 3)
     states = state_of(first), state_of(second)
     for told, state, kind in zip((first, second), states, ("one", "two"), strict=True):
-        assert state["environment"] == {
-            "PYTHONPATH": str(folder), "KERAS_BACKEND": "tensorflow", "TMPDIR": str(folder), "KIND": kind
-        }  # fmt: skip
-        assert (state["pid"], state["session"]) == (told.pid, told.pid)
-        assert (state["imported"], state["name"], state["input"]) == (True, "__main__", "hello")
-        assert (state["temporary"], state["folder"], state["blocked"]) == (str(folder), str(Path.cwd()), [])
+        variables = {"PYTHONPATH": str(folder), "KERAS_BACKEND": "tensorflow", "TMPDIR": str(folder), "KIND": kind}
+        assert state == state | {
+            **{"pid": told.pid, "session": told.pid, "environment": variables, "blocked": []},
+            **{"imported": True, "name": "__main__", "input": "hello"},
+            **{"temporary": str(folder), "folder": str(Path.cwd())},
+        }
         assert state["path"][0] == str(folder)  # type: ignore[index]
         told.file.seek(0)
         assert told.file.read() == b"written"
@@ -105,8 +105,7 @@ def test_a_fork_is_a_process_of_its_own(server: ForkServer, folder: Path) -> Non
 @pytest.mark.parametrize(("what", "code", "text"), [("raise", 1, "LookupError: no such thing"), ("kill", -9, "")])
 def test_how_a_fork_ends_is_passed_on(server: ForkServer, folder: Path, what: str, code: int, text: str) -> None:
     told = Told(server, folder, what)
-    assert told.wait() == code
-    assert text in told.text()
+    assert (told.wait(), text in told.text()) == (code, True)
 
 
 def test_a_signal_reaches_a_fork_and_nothing_that_has_its_number_later(server: ForkServer, folder: Path) -> None:
@@ -123,8 +122,7 @@ def test_signals_that_the_caller_blocks_are_blocked(server: ForkServer, folder: 
         told = Told(server, folder, "end")
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
-    assert told.wait() == 0
-    assert state_of(told)["blocked"] == [int(signal.SIGUSR1)]
+    assert (told.wait(), state_of(told)["blocked"]) == (0, [int(signal.SIGUSR1)])
 
 
 @pytest.mark.parametrize("variable", ["KERAS_BACKEND", "MALLOC_ARENA_MAX", "PYTHONOPTIMIZE", "LD_PRELOAD"])

@@ -57,8 +57,8 @@ def test_large_values_and_many_keys_are_refused(server: RendezvousServer) -> Non
     assert set(answers) == {200, 409}
     assert answers[-1] == 409
     with closing(RendezvousServer("127.0.0.1", 1024, lambda address: True)) as large:
-        assert ask(large, "PUT", "/global/0", bytes(1023 * 136))[0] == 200
-        assert ask(large, "PUT", "/global/1", bytes(1024 * 257))[0] == 413
+        sizes = (1023 * 136, 1024 * 257)
+        assert [ask(large, "PUT", f"/global/{size}", bytes(size))[0] for size in sizes] == [200, 413]
 
 
 def test_others_addresses_are_hung_up_on() -> None:

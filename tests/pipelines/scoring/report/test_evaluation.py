@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import mlflow
 import numpy as np
@@ -31,7 +32,7 @@ from pipelines.scoring.report.evaluation_page import evaluation_page
 from pipelines.scoring.source import Source
 from pipelines.storage.folder import Location
 from pipelines.tracking.store.served import find_model
-from pipelines.tracking.store.store import TrackedRun, TrackingError
+from pipelines.tracking.store.store import TrackingError
 
 
 def config_of(dataset: Path, *settings: str, tuned: bool = False) -> RunConfig:
@@ -224,10 +225,7 @@ def test_what_cannot_be_evaluated_is_found_out_before_spark_starts(
 def test_scores_that_the_store_does_not_take_end_the_child_run(
     measured: Any, logged: Any, small_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gone(run: TrackedRun) -> bool:
-        raise TrackingError("no answer from MLflow")
-
-    report = tmp_path / "report.html"
+    report, gone = tmp_path / "report.html", Mock(side_effect=TrackingError("no answer from MLflow"))
     for place, fails, reason in (
         ("RunWriter.drain", lambda writer: "no answer within 4 s", "no answer within 4 s"),
         ("has_run", gone, "no answer from MLflow"),

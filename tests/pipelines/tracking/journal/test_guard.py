@@ -2,7 +2,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from mlflow import MlflowClient
 from pipelines.tracking.journal.guard import guarded
 from pipelines.tracking.store.runs import ended
 from pipelines.tracking.store.store import TrackedRun
-from tests.patience import patient
+from tests.patience import wait_until
 
 DRIVER = """
 import sys, time
@@ -27,18 +26,18 @@ with ended(TrackedRun(*sys.argv[1:])):
 @pytest.mark.timeout(120)
 def test_the_run_of_a_driver_that_is_killed_fails(run: TrackedRun, project: Path) -> None:
     client, command = MlflowClient(run.uri), [sys.executable, "-c", DRIVER, run.uri, run.run_id]
-    environment = {**os.environ, "PYTHONPATH": str(project)}
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        env={**os.environ, "PYTHONPATH": str(project)},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as driver:
         assert driver.stdout.readline() == "trains\n"
         assert client.get_run(run.run_id).info.status == "RUNNING"
         os.killpg(driver.pid, signal.SIGKILL)
-    deadline = time.monotonic() + patient(100)
-    while "driver" not in (stored := client.get_run(run.run_id)).data.tags:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    assert stored.info.status == "FAILED"
+    wait_until(lambda: "driver" in client.get_run(run.run_id).data.tags, 100, every=0.2)
+    assert client.get_run(run.run_id).info.status == "FAILED"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import threading
+from unittest.mock import Mock
 
 from matplotlib.figure import Figure
 
@@ -32,10 +33,7 @@ def test_a_picture_is_drawn_beside_training_and_an_error_stops_nothing() -> None
     done = threading.Event()
     made = Pictures(lambda figure, path, step: done.set())
 
-    def fail() -> Figure:
-        raise ValueError("no such column")
-
-    made.order("a.png", fail, after_step=0)
+    made.order("a.png", Mock(side_effect=ValueError("no such column")), after_step=0)
     made.order("b.png", Figure, after_step=0)
     assert done.wait(patient(60))
     made.finish()

@@ -67,10 +67,8 @@ def test_an_outage_costs_a_driver_five_seconds_however_many_attempts_it_makes(
         journal.append("tags", {"tags": {f"attempt-{attempt}": "1"}}, after_step=0)
         assert "timeout" in sending.drain(patience=0)
     assert store.seconds == 4
-    assert "timeout" in sending.drain()
-    assert store.seconds == 5
-    assert "timeout" in sending.drain(answers=True)
-    assert store.seconds == 9, "where a rank has just reached the store, it may only be slow"
+    for answers, seconds in ((False, 5), (True, 9)):  # where a rank has just reached the store, it may only be slow
+        assert ("timeout" in sending.drain(answers=answers), store.seconds) == (True, seconds)
     store.is_frozen = False
     assert (sending.drain(), store.taken, news) == (
         "",
@@ -80,8 +78,7 @@ def test_an_outage_costs_a_driver_five_seconds_however_many_attempts_it_makes(
     # A later outage is another one.
     store.is_frozen = True
     journal.append("tags", {"tags": {"attempt-4": "1"}}, after_step=0)
-    assert "timeout" in sending.drain(patience=0)
-    assert store.seconds == 13
+    assert ("timeout" in sending.drain(patience=0), store.seconds) == (True, 13)
 
 
 def test_a_store_that_is_away_is_not_given_the_time_of_an_upload(store: FrozenStore, tmp_path: Path) -> None:
@@ -89,8 +86,7 @@ def test_a_store_that_is_away_is_not_given_the_time_of_an_upload(store: FrozenSt
     journal = Journal(tmp_path / "run" / "tracking" / "journal", None)
     journal.append("folder", {"folder": "traces"}, after_step=0, path="traces")
     sending = Delivery(TrackedRun("http://away", "a"), journal, on_news=lambda said, reason: None)
-    assert "timeout" in sending.drain(patience=0)
-    assert store.seconds == 4
+    assert ("timeout" in sending.drain(patience=0), store.seconds) == (True, 4)
 
 
 @pytest.mark.parametrize(

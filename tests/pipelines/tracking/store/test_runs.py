@@ -104,8 +104,7 @@ def test_an_answer_that_is_not_mlflows_is_one_line_at_once(
 def test_a_deleted_run_is_no_parent(deleted: str, run: TrackedRun, client: MlflowClient) -> None:
     assert queries.has_run(run)
     getattr(client, f"delete_{deleted}")(getattr(client.get_run(run.run_id).info, f"{deleted}_id"))
-    assert not queries.has_run(run)
-    assert not runs.is_known(run.run_id)
+    assert (queries.has_run(run), runs.is_known(run.run_id)) == (False, False)
 
 
 def test_a_sqlite_file_is_found_whatever_its_address_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
