@@ -30,8 +30,11 @@ def test_counts_by_largest_remainder(total: int, fractions: tuple[float, ...], e
 def test_every_class_is_divided_alike() -> None:
     classes = np.repeat([0, 1, 4], [20, 3, 200])
     splits = stratified_split([str(n) for n in range(len(classes))], classes, FRACTIONS, 0)
-    counts = {label: np.bincount(splits[classes == label], minlength=3).tolist() for label in (0, 1, 4)}
-    assert counts == {0: [14, 3, 3], 1: [1, 1, 1], 4: [140, 30, 30]}
+    assert {label: np.bincount(splits[classes == label], minlength=3).tolist() for label in (0, 1, 4)} == {
+        0: [14, 3, 3],
+        1: [1, 1, 1],
+        4: [140, 30, 30],
+    }
 
 
 def test_order_and_other_classes_do_not_matter_but_the_seed_does() -> None:

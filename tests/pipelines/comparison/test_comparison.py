@@ -93,8 +93,9 @@ def test_seeds_are_one_group_with_mean_and_deviation(fabricate: Fabricate) -> No
     lars, sgd = part.groups
     assert (lars.label, sgd.label) == ("lars, rate per 256 8", "sgd, rate per 256 0.1"), "every setting that differs"
     assert best_group(part.groups, "val/top_1") == sgd
-    expected = statistics.fmean((0.5, 0.6, 0.9)), statistics.stdev((0.5, 0.6, 0.9))
-    assert (score_of(lars).mean, score_of(lars).deviation) == pytest.approx(expected)
+    assert (score_of(lars).mean, score_of(lars).deviation) == pytest.approx(
+        (statistics.fmean((0.5, 0.6, 0.9)), statistics.stdev((0.5, 0.6, 0.9)))
+    )
     assert score_of(sgd).deviation is None
     assert "optimizer.trust_coefficient" in part.differing, "SGD has none"
     assert not {SEED, "model.depth"} & {*part.differing}, "what is the same is left out"

@@ -205,15 +205,14 @@ def test_ranks_draw_without_windows(monkeypatch: pytest.MonkeyPatch, inherited: 
     assert rank_environment(1)["MPLBACKEND"] == seen
 
 
-def connect_session() -> object:
-    """A session as the client of Spark Connect makes it, whose own module needs packages that are not installed."""
-    return type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+CONNECT_SESSION = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+"""A session as the client of Spark Connect makes it, whose own module needs packages that are not installed."""
 
 
 def test_a_session_of_spark_connect_is_refused_with_what_to_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"one of Spark Connect.*classic session.*or spark=None for processes"):
-        BarrierRunner(connect_session(), 2)
-    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", lambda builder: connect_session())
+        BarrierRunner(CONNECT_SESSION, 2)
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", lambda builder: CONNECT_SESSION)
     with pytest.raises(ValueError, match=r"one of Spark Connect.*HorovodRunner: np=-2"):
         HorovodRunner(np=2).run(print)
 

@@ -107,9 +107,8 @@ def test_a_ring_sums_and_its_survivors_are_consequences(spark: SparkSession, mon
             os._exit(7)
         hvd.allreduce(tf.constant([1.0]), name="third")
 
-    runner = BarrierRunner(spark, 2, log_to_driver="none", on_report=reports.append)
     with pytest.raises(RankLostError, match=r"rank 1 on .* failed: exited with code 7") as caught:
-        runner.run(function)
+        BarrierRunner(spark, 2, log_to_driver="none", on_report=reports.append).run(function)
     assert ([report["total"] for report in reports], caught.value.outcomes[0].kind) == ([[2.0, 3.0]] * 2, "consequence")
 
 

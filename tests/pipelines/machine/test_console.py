@@ -84,7 +84,12 @@ def test_output_that_the_terminal_cannot_encode_ends_no_job() -> None:
 )
 def test_output_that_nobody_takes_ends_no_job(line: str, code: int, said: str, tmp_path: Path) -> None:
     """A reader that leaves, a full disk, and no output at all."""
-    command = ["bash", "-c", f"{Path(sys.executable).with_name('groundswell')} {line}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=patient(60))
+    done = subprocess.run(
+        ["bash", "-c", f"{Path(sys.executable).with_name('groundswell')} {line}"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=patient(60),
+    )
     assert (done.returncode, done.stderr.startswith(said), done.stderr == "") == (code, True, said == ""), done.stderr
     assert [json.loads(path.read_text())["ended"] for path in tmp_path.iterdir()] == ["finished"] * ("result" in line)

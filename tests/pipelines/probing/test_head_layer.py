@@ -25,8 +25,10 @@ def keras_file(*layers: dict[str, Any]) -> bytes:
 
 
 def convolution(**config: Any) -> dict[str, Any]:
-    values = {"filters": CLASSES, "kernel_size": [1, 1], "data_format": "channels_last", **config}
-    return {"class_name": "Conv2D", "config": values}
+    return {
+        "class_name": "Conv2D",
+        "config": {"filters": CLASSES, "kernel_size": [1, 1], "data_format": "channels_last", **config},
+    }
 
 
 @pytest.mark.parametrize("layer", [{"class_name": "Dense", "config": {"units": CLASSES}}, convolution()])

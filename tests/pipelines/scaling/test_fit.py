@@ -85,8 +85,8 @@ def test_what_was_measured_once_has_no_draws(scaling_measurements: Make) -> None
 def test_coefficients_are_found_and_never_negative(
     x: list[float], y: list[float], expected: tuple[float, float]
 ) -> None:
-    found = least_squares(np.stack([np.ones(3), np.array(x)], 1), np.array(y), np.array(y))
-    assert tuple(found) == pytest.approx(expected)
+    columns = np.stack([np.ones(3), np.array(x)], 1)
+    assert tuple(least_squares(columns, np.array(y), np.array(y))) == pytest.approx(expected)
 
 
 def test_points_whose_repeats_spread_count_less(scaling_measurements: Make) -> None:

@@ -151,8 +151,9 @@ def test_predictions_join_their_table_by_its_key(
         (number, file.read_bytes(), MODEL.class_names[number // 6], f"site {number}", datetime(2024, 1, 1, number))
         for number, file in enumerate(sorted(images.glob("train/*/*.png")))
     ]
-    kept = "`geo.site` string, `since``` timestamp_ntz"
-    table = spark.createDataFrame(rows, f"patch bigint, image binary, label string, {kept}")
+    table = spark.createDataFrame(
+        rows, "patch bigint, image binary, label string, `geo.site` string, `since``` timestamp_ntz"
+    )
     archive = {"kind": "table", "root": str(tmp_path / "table"), "id": "patch", "keep": ["geo.site", "since`"]}
     config = load(None, archive=archive, dataset={"path": str(path)})
     manifest = prepare(config, table=table)

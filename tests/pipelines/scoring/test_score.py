@@ -410,6 +410,7 @@ def test_a_reference_dataset_is_read_with_the_readers_settings(
 ) -> None:
     line = ("score", "--model", "nowhere", "--input", str(small_archive), "--output", "predictions")
     settings = ["archive=bigearthnet_v2", "reader.cache_folder=cache"]
-    reference = [f"score.reference_dataset={small_dataset}", "score.runtime=int8"]
-    assert "nowhere is no model" in error_line(*line, settings=[*settings, *reference])
+    assert "nowhere is no model" in error_line(
+        *line, settings=[*settings, f"score.reference_dataset={small_dataset}", "score.runtime=int8"]
+    )
     assert "--set reader.cache_folder has no effect: --input " in error_line(*line, settings=settings)

@@ -259,6 +259,12 @@ def place(world: World, storage: str, request: pytest.FixtureRequest) -> None:
         world.dataset = request.getfixturevalue(storage)
 
 
+@pytest.fixture
+def _placed(world: World, storage: str, request: pytest.FixtureRequest) -> None:
+    """The dataset is on this disk, or behind a URL."""
+    place(world, storage, request)
+
+
 class Kill:
     """Raises before or after the n-th operation on files, and then at every other: the process is gone."""
 
@@ -379,16 +385,10 @@ def test_a_repeat_removes_what_a_job_that_was_killed_at_its_end_has_left(world: 
     ("storage", "every"),
     [("url", 29), pytest.param("s3_folder", 7, marks=[pytest.mark.long, pytest.mark.timeout(1200)])],
 )
+@pytest.mark.usefixtures("_placed")
 def test_killed_after_any_step_behind_a_url(
-    world: World,
-    undisturbed: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-    scene: str,
-    storage: str,
-    every: int,
+    world: World, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch, scene: str, every: int
 ) -> None:
-    place(world, storage, request)
     folder = Location.at(world.dataset)
     world.prepare(seed=9 if scene == "overwrite" else 3)
     if scene == "repair":
@@ -669,16 +669,12 @@ def test_a_run_that_dies_between_its_mark_and_its_index_writes_the_index_later(w
 
 
 @pytest.mark.parametrize("storage", ["disk", "url"])
+@pytest.mark.usefixtures("_placed")
 def test_a_shard_that_is_lost_is_written_again_whatever_its_note_says(
-    world: World,
-    undisturbed: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-    storage: str,
+    world: World, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker dies in the same run, so what its tasks have finished is found by their notes."""
     monkeypatch.setattr(spark_tasks, "is_local_mode", lambda spark: True)
-    place(world, storage, request)
     interrupted(world, 4)
     staging.staging_of(Location.at(world.dataset)).remove("test/part-00001.parquet")
     died: list[str] = []
@@ -785,11 +781,9 @@ def check_begun_again(world: World) -> None:
 
 
 @pytest.mark.parametrize("storage", ["disk", "url"])
-def test_a_repair_that_was_interrupted_is_no_part_of_a_replacement(
-    world: World, request: pytest.FixtureRequest, storage: str
-) -> None:
+@pytest.mark.usefixtures("_placed")
+def test_a_repair_that_was_interrupted_is_no_part_of_a_replacement(world: World) -> None:
     """Its shards are those of the dataset that is to be replaced."""
-    place(world, storage, request)
     world.prepare()
     Location.at(world.dataset).remove("test/part-00001.parquet")
     interrupted(world, 0)
@@ -887,15 +881,13 @@ def test_damaged_rows_are_found_when_asked_for(world: World, undisturbed: dict[s
 
 
 @pytest.mark.parametrize(("storage", "lose", "find"), [("disk", damage, mend), ("url", hide, bring_back)])
+@pytest.mark.usefixtures("_placed")
 def test_a_damaged_shard_is_not_replaced_at_the_cost_of_good_rows(
     world: World,
     undisturbed: dict[str, str],
-    request: pytest.FixtureRequest,
-    storage: str,
     lose: Callable[[World, str], None],
     find: Callable[[World, str], None],
 ) -> None:
-    place(world, storage, request)
     world.prepare()
     damaged, good = flip_a_bit(Location.at(world.dataset))
     lose(world, good)
@@ -974,10 +966,8 @@ def test_a_dataset_of_another_format_is_refused(world: World, overwrite: bool) -
         ("url", "train/x/notes.txt", {"overwrite": True}),
     ],
 )
-def test_a_foreign_file_stops_what_would_remove_it(
-    world: World, request: pytest.FixtureRequest, storage: str, name: str, settings: dict[str, bool]
-) -> None:
-    place(world, storage, request)
+@pytest.mark.usefixtures("_placed")
+def test_a_foreign_file_stops_what_would_remove_it(world: World, name: str, settings: dict[str, bool]) -> None:
     world.prepare()
     folder = Location.at(world.dataset)
     folder.make(str(Path(name).parent))
@@ -1005,10 +995,8 @@ def test_archive_and_dataset_may_not_contain_each_other(world: World, where: str
 
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("storage", ["disk", "url"])
-def test_a_folder_of_somebody_else_is_refused(
-    world: World, request: pytest.FixtureRequest, storage: str, overwrite: bool
-) -> None:
-    place(world, storage, request)
+@pytest.mark.usefixtures("_placed")
+def test_a_folder_of_somebody_else_is_refused(world: World, overwrite: bool) -> None:
     folder = Location.at(world.dataset)
     folder.make()
     folder.write("thesis.txt", b"x")

@@ -308,8 +308,9 @@ def test_threads_go_on_after_a_fault_of_one(small_dataset, copied):
 
 def test_what_was_wrong_for_a_moment_is_read_again(small_dataset, monkeypatch):
     monkeypatch.setattr("pipelines.dataset.read.reader.make_gather", lambda columns: lambda *_, **__: False)
-    reader = SplitReader(small_dataset, "train")
-    assert_equal(reader.gather(np.array([4, 2])), plain(small_dataset).gather(np.array([4, 2])))
+    assert_equal(
+        SplitReader(small_dataset, "train").gather(np.array([4, 2])), plain(small_dataset).gather(np.array([4, 2]))
+    )
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")

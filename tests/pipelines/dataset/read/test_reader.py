@@ -488,9 +488,8 @@ def test_a_dataset_on_an_object_store_is_read_through_the_cache(
     remote = SplitReader(upload(small_dataset, s3_folder), "train", settings)
     assert remote.ids() == reader.ids()
     for epoch in range(2):
-        expected = training_batches(reader, seed=0, epoch=epoch, global_batch_size=8)
         assert [key(batch) for batch in training_batches(remote, seed=0, epoch=epoch, global_batch_size=8)] == [
-            key(batch) for batch in expected
+            key(batch) for batch in training_batches(reader, seed=0, epoch=epoch, global_batch_size=8)
         ]
     assert len(list(settings.cache_folder.glob("*.parquet"))) == len(reader.group_rows)
     # What is in the cache needs no store any more; what is not is missed with its name.

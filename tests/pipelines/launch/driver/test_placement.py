@@ -16,8 +16,7 @@ def test_horovods_own_plan_agrees() -> None:
 
 
 def test_ranks_of_a_host_see_each_others_gpus_in_the_order_of_local_ranks() -> None:
-    placements = place(["a", "b", "a", "c", "d"])
-    assert devices_of_hosts(placements, ["3", "0", "1", "-1", "4,5"]) == {
+    assert devices_of_hosts(place(["a", "b", "a", "c", "d"]), ["3", "0", "1", "-1", "4,5"]) == {
         "a": {"CUDA_VISIBLE_DEVICES": "3,1"},
         "b": {"CUDA_VISIBLE_DEVICES": "0"},
     }

@@ -83,8 +83,9 @@ def test_a_containers_shared_memory_is_said_where_nccl_may_need_it(caplog: pytes
 
 def session(start: float = 0, **settings: str) -> Any:
     """A session on `spark://host:7077` with these settings, which was started then."""
-    context = SimpleNamespace(getConf=lambda: settings, master="spark://host:7077", startTime=int(start * 1000))
-    return SimpleNamespace(sparkContext=context)
+    return SimpleNamespace(
+        sparkContext=SimpleNamespace(getConf=lambda: settings, master="spark://host:7077", startTime=int(start * 1000))
+    )
 
 
 def test_gpus_of_a_task() -> None:

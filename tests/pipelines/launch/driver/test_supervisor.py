@@ -38,7 +38,7 @@ from pipelines.launch.wire.messages import (
     Stop,
     StopSoon,
 )
-from tests.patience import patient
+from tests.patience import patient, wait_until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -49,6 +49,10 @@ STOPPED = ProcessExit(True, False, -9, "stopped", "", None, [])
 KILLED = ProcessExit(False, False, -9, "killed by SIGKILL", "", None, [])
 FALLEN = ProcessDied("killed by SIGKILL", -9, "", [])
 LIMITS = TimeLimits(start=patient(60), hang=None, stop_grace=patient(60))
+SHORT_LIMITS = TimeLimits(start=patient(1), hang=patient(1), stop_grace=patient(60))
+"""Ranks may let the others wait for a second."""
+HANG_LIMITS = TimeLimits(start=patient(60), hang=0.5, stop_grace=patient(60))
+"""A rank without a sign of life hangs soon."""
 DIED = [Outcome(rank, f"h{rank}", "died", "killed by SIGKILL") for rank in range(2)]
 
 
@@ -161,8 +165,7 @@ def test_reports_that_arrive_after_the_results_are_heard(end: Event) -> None:
 )
 def test_a_spare_does_not_take_over_where_another_rank_finishes(heard: list[tuple[int, Event]]) -> None:
     channel = FakeChannel(2, {(1, Stop): [ProcessExit(False, True, 137, "stopped", "", None, [])]})
-    limits = TimeLimits(start=patient(1), hang=patient(1), stop_grace=patient(60))
-    supervisor = supervise(channel, limits, heard=[(0, ReadyToJoin(0)), (1, ReadyToJoin(0)), *heard])
+    supervisor = supervise(channel, SHORT_LIMITS, heard=[(0, ReadyToJoin(0)), (1, ReadyToJoin(0)), *heard])
     error_of(supervisor, "rank 1 on h1 failed: killed by SIGKILL")
 
 
@@ -216,8 +219,7 @@ def test_the_cause_is_a_rank_that_returned_early_unless_there_may_be_another(
     "heard", [[(1, ReadyToJoin(0)), (0, FINISHED)], [(0, FINISHED), (1, ReadyToJoin(0))]], ids=["waits first", "later"]
 )
 def test_a_rank_does_not_wait_to_join_one_that_has_finished(heard: list[tuple[int, Event]]) -> None:
-    limits = TimeLimits(start=patient(1), hang=patient(1), stop_grace=patient(60))
-    supervisor = supervise(FakeChannel(2), limits, heard=heard)
+    supervisor = supervise(FakeChannel(2), SHORT_LIMITS, heard=heard)
     error_of(supervisor, "rank 1 on h1 failed: hung: it waits to join rank 0, whose function has")
 
 
@@ -231,8 +233,7 @@ def test_a_survivor_that_does_not_join_again_is_replaced_once_else_its_stacks_ar
     )
 
     def replace() -> None:
-        while not channel.has_sent(0, EndProcess()):
-            time.sleep(0.05)
+        wait_until(lambda: channel.has_sent(0, EndProcess()))
         channel.hear((0, FALLEN), (0, ReadyToJoin(4, joins=1)), (0, FINISHED), (1, FINISHED))
 
     if is_replaced:
@@ -328,7 +329,7 @@ def test_a_silent_task_whose_host_answers_is_kept(monkeypatch: pytest.MonkeyPatc
 
 def test_a_sign_of_life_on_its_way_while_stacks_are_collected_acquits() -> None:
     channel = FakeChannel(2, {(task, SendStacks): [StepDone(), Stacks(IN_FUNCTION), FINISHED] for task in range(2)})
-    supervise(channel, TimeLimits(start=patient(60), hang=0.5, stop_grace=patient(60))).watch()
+    supervise(channel, HANG_LIMITS).watch()
     assert channel.has_sent(0, SendStacks())
 
 
@@ -341,8 +342,7 @@ def test_the_rank_that_the_others_wait_for_hangs() -> None:
             (0, Stop): [STOPPED],
         },
     )
-    limits = TimeLimits(start=patient(60), hang=0.5, stop_grace=patient(60))
-    supervisor = supervise(channel, limits, heard=[(2, FINISHED)])
+    supervisor = supervise(channel, HANG_LIMITS, heard=[(2, FINISHED)])
     error = error_of(supervisor, r"rank 1 .* hung: no sign of life .*; rank 2 has returned")
     assert error.root.traceback == IN_FUNCTION
 

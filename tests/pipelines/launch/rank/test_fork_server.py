@@ -90,11 +90,21 @@ def test_a_fork_is_a_process_of_its_own(server: ForkServer, folder: Path) -> Non
     assert (first.wait(), second.wait(), first.poll()) == (3, 3, 3)
     states = state_of(first), state_of(second)
     for told, state, kind in zip((first, second), states, ("one", "two"), strict=True):
-        variables = {"PYTHONPATH": str(folder), "KERAS_BACKEND": "tensorflow", "TMPDIR": str(folder), "KIND": kind}
         assert state == state | {
-            **{"pid": told.pid, "session": told.pid, "environment": variables, "blocked": []},
-            **{"imported": True, "name": "__main__", "input": "hello"},
-            **{"temporary": str(folder), "folder": str(Path.cwd())},
+            "pid": told.pid,
+            "session": told.pid,
+            "environment": {
+                "PYTHONPATH": str(folder),
+                "KERAS_BACKEND": "tensorflow",
+                "TMPDIR": str(folder),
+                "KIND": kind,
+            },
+            "imported": True,
+            "name": "__main__",
+            "input": "hello",
+            "temporary": str(folder),
+            "folder": str(Path.cwd()),
+            "blocked": [],
         }
         assert state["path"][0] == str(folder)  # type: ignore[index]
         told.file.seek(0)
@@ -176,5 +186,4 @@ def test_ranks_are_forks_where_the_server_fits_and_new_interpreters_elsewhere(mo
         quiet = {"on_log": lambda rank, line: None}
         assert BarrierRunner(None, 2, **quiet).run_all(facts) == [(server.process.pid, True, rank) for rank in "01"]
         new = BarrierRunner(None, 1, env={"KERAS_BACKEND": "tensorflow"}, **quiet).run_all(facts)
-        assert new == [(os.getpid(), False, "0")]
-    assert BarrierRunner(None, 1, **quiet).run_all(facts) == [(os.getpid(), False, "0")]
+    assert new == BarrierRunner(None, 1, **quiet).run_all(facts) == [(os.getpid(), False, "0")]

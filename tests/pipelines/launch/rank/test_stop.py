@@ -38,8 +38,11 @@ BarrierRunner(None, 2, retries=3, retry_wait=0).run(work, sys.argv[1])
 
 
 def test_sigterm_takes_effect_on_the_driver_when_the_ranks_have_saved(tmp_path: Path, project: Path) -> None:
-    command = [sys.executable, "-c", DRIVER, str(tmp_path)]
-    driver = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(project)}, stderr=subprocess.PIPE)
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(project)},
+        stderr=subprocess.PIPE,
+    )
     try:
         wait_until(lambda: len(list(tmp_path.glob("begun-*"))) == 2 or driver.poll() is not None)
         driver.terminate()

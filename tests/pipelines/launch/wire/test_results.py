@@ -66,8 +66,9 @@ def test_a_report_above_the_limit_is_refused_and_all_that_follows_arrives() -> N
             report(number=number)
         return refused
 
-    runner = BarrierRunner(None, 1, on_report=reports.append, on_log=lambda rank, line: shown.append(line))
-    refused = runner.run(function)
+    refused = BarrierRunner(None, 1, on_report=reports.append, on_log=lambda rank, line: shown.append(line)).run(
+        function
+    )
     assert ("a message of 5,242," in refused, "does not fit the 4,194,304 bytes" in refused) == (True, True), refused
     assert "write it to storage" in refused
     assert [sorted(report) for report in reports[:3]] == [["rank", "text"], ["rank", "refused"], ["rank", "refused"]]

@@ -87,8 +87,9 @@ def test_a_password_with_slashes_arrives_with_every_request(
     writer.close()
     end_run(run, "FINISHED")
     assert any("artifacts" in request.path for request in door.answered)
-    secret = base64.b64encode(b"me:p@ss/word%").decode()
-    assert {request.authorization for request in door.answered} == {f"Basic {secret}"}
+    assert {request.authorization for request in door.answered} == {
+        f"Basic {base64.b64encode(b'me:p@ss/word%').decode()}"
+    }
 
 
 def test_a_write_that_the_server_took_before_it_died_is_not_doubled(
@@ -131,10 +132,9 @@ def test_a_file_that_a_proxy_never_takes_is_told_of_and_does_not_stop_the_others
     door.largest_file = 1000
     run, told = start_run("tests", None, {}, {}), Told()
     writer = RunWriter(run, tmp_path / "journal" / "driver", on_news=told)
-    (tmp_path / "traces").mkdir()
+    for name in ("traces", "elsewhere", "refused"):
+        (tmp_path / name).mkdir()
     (tmp_path / "traces" / "trace.pb").write_bytes(bytes(2000))
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "refused").mkdir()
     (tmp_path / "refused" / "link").symlink_to(tmp_path / "elsewhere")
     for path in ("report.html", "plots/wide.png", "link/outside.png"):
         writer.data(bytes(2000), path)

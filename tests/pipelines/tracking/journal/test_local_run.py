@@ -63,7 +63,6 @@ def test_two_drivers_do_not_train_one_run(tmp_path: Path, project: Path) -> None
                 pass
         finally:
             other.kill()  # as the kernel does: nothing is tidied up
-            other.wait()
     assert not is_locked(folder)
     with locked(folder):
         assert is_locked(folder)
