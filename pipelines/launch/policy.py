@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipelines.launch.driver.failure import InfrastructureError
-from pipelines.launch.driver.jvm import SparkGoneError
+from pipelines.launch.driver.failure import InfrastructureError, SparkGoneError
 
 _MAXIMUM_WAIT_SECONDS = 300.0
 

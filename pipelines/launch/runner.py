@@ -5,18 +5,18 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
 import cloudpickle
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from pipelines.launch.driver.barrier_tasks import BarrierTasks
-from pipelines.launch.driver.failure import InfrastructureError, RankLostError, StartError, WorkerError
+from pipelines.launch.driver.failure import InfrastructureError, RankLostError, SparkGoneError, StartError, WorkerError
 from pipelines.launch.driver.joining import JoinRounds
-from pipelines.launch.driver.jvm import naming_a_dead_jvm
 from pipelines.launch.driver.local_tasks import LOOPBACK, LocalTasks
 from pipelines.launch.driver.placement import Placement, devices_of_hosts, place
 from pipelines.launch.driver.preflight import (
@@ -44,6 +44,7 @@ from pipelines.machine.console import counted, printable
 from pipelines.machine.notebook import quieten_spark
 from pipelines.machine.proc import allow_open_files
 from pipelines.machine.versions import imported_version
+from pipelines.spark.session import is_jvm_gone
 from pipelines.storage.locations import local_path
 
 __all__ = ["Attempt", "BarrierRunner", "InfrastructureError", "LogToDriver", "StartError", "WorkerError"]
@@ -199,7 +200,7 @@ class BarrierRunner:
         except Exception as error:  # a __reduce__ may raise any exception
             raise ValueError(f"the function or an argument cannot be sent to the workers: {error}") from error
         _check_open_files(self._num_workers)
-        with naming_a_dead_jvm(self._spark.sparkContext if self._spark is not None else None):
+        with _naming_a_dead_jvm(self._spark):
             attempt = Attempt(1, self._num_workers)
             if self._spark is not None:
                 check_encryption(self._spark, self._accept_unencrypted)
@@ -216,10 +217,10 @@ class BarrierRunner:
                         attempt = Attempt(
                             attempt.number + 1, self._num_workers, self._slots_are_back, attempt.grown + 1
                         )
-                        continue
-                    if not self._policy.retries_after(attempt, error):
+                    elif self._policy.retries_after(attempt, error):
+                        attempt = self._next(attempt, error)
+                    else:
                         raise
-                    attempt = self._next(attempt, error)
 
     def _next(self, attempt: Attempt, error: InfrastructureError) -> Attempt:
         """Wait, and return the attempt after a failed one, for the remaining slots."""
@@ -265,8 +266,11 @@ class BarrierRunner:
             stack.callback(rendezvous.close)
             tasks = self._start_tasks(channel, payload, attempt)
             stack.callback(tasks.close)
-            output = self._rank_output(attempt)
+            output = RankOutput(self._log_to_driver, self._on_log, self._on_report, self._log_folder)
             stack.callback(output.close)
+            if attempt.number > 1:
+                for rank in range(attempt.num_workers):
+                    output.log(rank, [f"--- attempt {attempt.number}, after: {attempt.after}"])
             joining = JoinRounds(attempt.num_workers, lambda: rendezvous.open() | self._join_env)
             supervisor = Supervisor(channel, tasks, attempt.num_workers, output, self._limits, joining)
             stack.callback(supervisor.close)
@@ -309,12 +313,20 @@ class BarrierRunner:
         description = self._description + (f" (attempt {attempt.number})" if attempt.number > 1 else "")
         return BarrierTasks(self._spark, attempt.num_workers, given, description)
 
-    def _rank_output(self, attempt: Attempt) -> RankOutput:
-        output = RankOutput(self._log_to_driver, self._on_log, self._on_report, self._log_folder)
-        if attempt.number > 1:
-            for rank in range(attempt.num_workers):
-                output.log(rank, [f"--- attempt {attempt.number}, after: {attempt.after}"])
-        return output
+
+@contextmanager
+def _naming_a_dead_jvm(spark: SparkSession | None) -> Iterator[None]:
+    """Replace py4j's errors by one clear line if the JVM has ended.
+
+    Raises:
+        SparkGoneError: The JVM has ended.
+    """
+    try:
+        yield
+    except (Py4JError, ConnectionError, EOFError, AttributeError) as error:
+        if spark is not None and is_jvm_gone(spark):
+            raise SparkGoneError from error
+        raise
 
 
 def _check_open_files(num_workers: int) -> None:

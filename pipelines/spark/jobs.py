@@ -3,12 +3,11 @@
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import cloudpickle
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from pipelines.machine.versions import imported_version
@@ -49,19 +48,6 @@ _UNUSABLE_PYTHON = re.compile(
 
 class JobCancelledError(KeyboardInterrupt):
     """The interruption of a Spark job from outside: by the caller's job group or tag, or on Spark's page."""
-
-
-def tag_jobs(context: SparkContext, tag: str, description: str) -> None:
-    """Give the jobs of this thread a tag to cancel them; the caller's group, pool and tags stay.
-
-    Args:
-        context: The context. Its thread must be an `InheritableThread`, which has the caller's properties.
-        tag: The tag for `cancelJobsWithTag`.
-        description: Text for the jobs in Spark's web page, if the caller has set none.
-    """
-    context.addJobTag(tag)
-    context.setInterruptOnCancel(True)
-    context.setJobDescription(context.getLocalProperty("spark.job.description") or description)
 
 
 def reason_of(error: BaseException) -> str:
@@ -120,14 +106,46 @@ def for_executors(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             pickle.loads(proof)
         except Exception as error:  # a package is missing, or has another version
-            executors, problem = (
-                f"{sys.executable} (Python {platform.python_version()})",
-                f"{type(error).__name__}: {error}",
+            text = _OTHER_PYTHON.format(
+                executors=f"{sys.executable} (Python {platform.python_version()})",
+                drivers=drivers,
+                problem=f"{type(error).__name__}: {error}",
             )
-            raise RuntimeError(_OTHER_PYTHON.format(executors=executors, drivers=drivers, problem=problem)) from None
+            raise RuntimeError(text) from None
         return pickle.loads(pickled)(*args)
 
     return call
+
+
+def collect(
+    spark: SparkSession,
+    items: Sequence[Any],
+    function: Callable[..., Any],
+    *,
+    tag: str,
+    description: str,
+    barrier: bool = False,
+) -> list[Any]:
+    """Run a job that calls a function with each item in its own task; the caller's group, pool and tags stay.
+
+    Args:
+        spark: Classic session. The thread must be an `InheritableThread`, which has the caller's properties.
+        items: Items of the tasks.
+        function: Called with an iterator over the item of the task; returns an iterator over values.
+        tag: The tag for `cancelJobsWithTag`.
+        description: Text for the job in Spark's web page, if the caller has set none.
+        barrier: Whether the tasks start together.
+    """
+    context = spark.sparkContext
+    context.addJobTag(tag)
+    context.setInterruptOnCancel(True)
+    context.setJobDescription(context.getLocalProperty("spark.job.description") or description)
+    sent = for_executors(function)
+    with on_drivers_python(spark):
+        partitions = context.parallelize(items, len(items))
+        calls = partitions.barrier().mapPartitions(sent) if barrier else partitions.mapPartitions(sent)
+        calls.id()
+    return calls.collect()
 
 
 def _this_python() -> str:

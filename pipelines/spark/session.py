@@ -1,8 +1,11 @@
 """The kind and the state of a Spark session."""
 
+import socket
 from typing import Any
 
 from pyspark.sql import SparkSession
+
+_ANSWER_SECONDS = 5.0
 
 
 def is_connect(spark: object) -> bool:
@@ -34,3 +37,13 @@ def check_running(spark: SparkSession) -> None:
     java: Any = None if connects else spark.sparkContext._jsc
     if getattr(spark, "is_stopped", False) if connects else java is None or java.sc().isStopped():
         raise RuntimeError("the Spark session has been stopped: make another one, and start the job again in it")
+
+
+def is_jvm_gone(spark: SparkSession) -> bool:
+    """Return whether the JVM's command port no longer accepts connections; the session is a classic one."""
+    parameters = spark.sparkContext._gateway.gateway_parameters  # type: ignore[union-attr]
+    try:
+        socket.create_connection((parameters.address, parameters.port), _ANSWER_SECONDS).close()
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
+    return False

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
 
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
@@ -20,13 +19,11 @@ from pipelines.spark.connect import Item, Value, call_each
 from pipelines.spark.jobs import (
     LOST_PYTHON,
     JobCancelledError,
-    for_executors,
+    collect,
     known_error,
-    on_drivers_python,
     reason_of,
-    tag_jobs,
 )
-from pipelines.spark.session import check_running, is_connect, is_local_mode
+from pipelines.spark.session import check_running, is_connect, is_jvm_gone, is_local_mode
 from pipelines.storage.folder import Location
 
 ATTEMPTS = 4  # of an item, as Spark's spark.task.maxFailures on a cluster
@@ -76,7 +73,7 @@ def run_tasks(
     tags = [tag, *spark.getTags()] if is_connect(spark) else [tag]  # a thread of Spark Connect inherits none
     future: Future[list[Value]] = Future()
 
-    def collect() -> None:
+    def run() -> None:
         try:
             future.set_result(_call_each(spark, items, function, tags, f"groundswell {job} {folder}"))
         except BaseException as error:
@@ -84,7 +81,7 @@ def run_tasks(
 
     # In a thread, so that Ctrl-C finds the connection to the JVM free and causes no Py4J error.
     kind = threading.Thread if is_connect(spark) else InheritableThread
-    thread = kind(target=collect, name=f"groundswell-{job}", daemon=True)
+    thread = kind(target=run, name=f"groundswell-{job}", daemon=True)
     thread.start()
     try:
         return future.result()
@@ -198,12 +195,7 @@ def _call_each(
             spark.addTag(tag)
         return call_each(spark, items, checked)
 
-    context = spark.sparkContext
-    tag_jobs(context, tags[0], description)
-    with on_drivers_python(spark):
-        calls = context.parallelize(items, len(items)).mapPartitions(for_executors(partial(map, checked)))
-        calls.id()
-    return calls.collect()
+    return collect(spark, items, partial(map, checked), tag=tags[0], description=description)
 
 
 def _explained(
@@ -214,7 +206,8 @@ def _explained(
         return RuntimeError(
             f"No space left for Spark's driver in {place} (spark.local.dir, TMPDIR): make room; {remedy}"
         )
-    if isinstance(error, Py4JNetworkError | OSError | EOFError) or not _jvm_lives(spark):
+    is_broken = isinstance(error, Py4JNetworkError | OSError | EOFError)
+    if is_broken or (not is_connect(spark) and is_jvm_gone(spark)):  # the JVM of Spark Connect belongs to the server
         return RuntimeError(f"Spark's JVM has died{_exit_of_jvm(spark)}; {remedy}")
     try:
         reason = reason_of(error)
@@ -243,16 +236,8 @@ def _lost_worker(reason: str, files: list[str], less_memory: str) -> str:
     )
 
 
-def _jvm_lives(spark: SparkSession) -> bool:
-    if is_connect(spark):  # its JVM belongs to the server
-        return True
-    process = getattr(spark.sparkContext._gateway, "proc", None)
-    return process is None or process.poll() is None
-
-
 def _exit_of_jvm(spark: SparkSession) -> str:
     with suppress(Exception):  # the process is not ours, or has not ended
-        gateway: Any = spark.sparkContext._gateway
-        code = gateway.proc.wait(5)
+        code = spark.sparkContext._gateway.proc.wait(5)  # type: ignore[union-attr]
         return f" of signal {-code}" if code < 0 else f" with exit code {code}"
     return ""

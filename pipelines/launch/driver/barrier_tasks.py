@@ -8,13 +8,12 @@ from contextlib import suppress
 from pyspark import BarrierTaskContext, InheritableThread
 from pyspark.sql import SparkSession
 
-from pipelines.launch.driver.failure import InfrastructureError
-from pipelines.launch.driver.jvm import SparkGoneError, is_jvm_gone
+from pipelines.launch.driver.failure import InfrastructureError, SparkGoneError
 from pipelines.launch.driver.preflight import decommissioned_executor
 from pipelines.launch.rank.host import TaskResources
 from pipelines.launch.rank.task import RankResult, TaskInput, run_task
-from pipelines.spark.jobs import for_executors, known_error, on_drivers_python, reason_of, tag_jobs
-from pipelines.spark.session import check_running, is_local_mode
+from pipelines.spark.jobs import collect, known_error, reason_of
+from pipelines.spark.session import check_running, is_jvm_gone, is_local_mode
 
 CANCEL_SECONDS = 10.0
 """Seconds that Spark may take to end a cancelled stage."""
@@ -37,14 +36,13 @@ class BarrierTasks:
             description: Text for the job in Spark's web page, if the caller has set none.
         """
         self._spark, self._context = spark, spark.sparkContext
-        self._description = description
         self._tag = f"groundswell-{uuid.uuid4().hex}"
         self._results: list[RankResult] = []
         self._error: BaseException | None = None
         self._stop_reason: str | None = None
         self._cancelled = False
         self._ended = threading.Event()
-        self._thread = InheritableThread(target=self._submit, args=(size, _barrier_function(task_input)))
+        self._thread = InheritableThread(target=self._submit, args=(size, _barrier_function(task_input), description))
         self._thread.start()
         if not is_local_mode(spark):
             InheritableThread(target=self._watch_executors, daemon=True).start()
@@ -59,7 +57,7 @@ class BarrierTasks:
         """
         if self._error is None:
             return None
-        if is_jvm_gone(self._context):
+        if is_jvm_gone(self._spark):
             raise SparkGoneError from None
         check_running(self._spark)
         reason = reason_of(self._error)
@@ -93,7 +91,7 @@ class BarrierTasks:
 
     def cancel(self) -> None:
         """End the tasks now; Spark then reports none of their errors."""
-        if self._thread.is_alive() and not is_jvm_gone(self._context):
+        if self._thread.is_alive() and not is_jvm_gone(self._spark):
             self._cancelled = True
             with suppress(Exception):  # the context is being stopped
                 self._context.cancelJobsWithTag(self._tag)
@@ -106,13 +104,11 @@ class BarrierTasks:
         self.cancel()
         self._thread.join(CANCEL_SECONDS)
 
-    def _submit(self, size: int, function: Callable[[Iterable[int]], Iterator[RankResult]]) -> None:
+    def _submit(self, size: int, function: Callable[[Iterable[int]], Iterator[RankResult]], description: str) -> None:
         try:
-            tag_jobs(self._context, self._tag, self._description)
-            with on_drivers_python(self._spark):
-                tasks = self._context.parallelize(range(size), size).barrier().mapPartitions(for_executors(function))
-                tasks.id()
-            self._results = tasks.collect()
+            self._results = collect(
+                self._spark, range(size), function, tag=self._tag, description=description, barrier=True
+            )
         except BaseException as error:
             self._error = error
 

@@ -53,6 +53,17 @@ class StartError(InfrastructureError):
     """The error when not all ranks of an attempt have started."""
 
 
+class SparkGoneError(InfrastructureError):
+    """The JVM of Spark's driver has ended: its SparkSession cannot make another attempt."""
+
+    def __init__(self) -> None:
+        """Set the text, which is always the same."""
+        super().__init__(
+            "Spark's own process on the driver (its JVM) has ended: it was killed or ran out of memory "
+            "(spark.driver.memory). Start the job again in a new session"
+        )
+
+
 class _RootCauseError(RuntimeError):
     """An error with the outcome of each rank, and with the root cause."""
 

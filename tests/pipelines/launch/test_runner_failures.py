@@ -19,8 +19,7 @@ from pyspark.sql import SparkSession
 
 from jobs.shell.session import spark_session
 from pipelines.launch import runner
-from pipelines.launch.driver.failure import InfrastructureError, RankLostError, StartError
-from pipelines.launch.driver.jvm import SparkGoneError
+from pipelines.launch.driver.failure import InfrastructureError, RankLostError, SparkGoneError, StartError
 from pipelines.launch.rank import task
 from pipelines.launch.rank.report import attempt, report, signs_of_life, step_done
 from pipelines.launch.runner import Attempt, BarrierRunner, WorkerError

@@ -21,9 +21,16 @@ from pipelines.spark.jobs import JobCancelledError
 from pipelines.storage.folder import Location
 from tests.patience import alive, patient, wait_until
 
-SPARK: Any = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=SimpleNamespace(proc=None), pythonExec="py"))
+SPARK: Any = SimpleNamespace(sparkContext=SimpleNamespace(pythonExec="py"))
 
 
+@pytest.fixture
+def jvm_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the JVM of the fake session accept connections."""
+    monkeypatch.setattr(tasks, "is_jvm_gone", lambda spark: False)
+
+
+@pytest.mark.usefixtures("jvm_lives")
 @pytest.mark.parametrize(
     ("folder", "error", "message"),
     [
@@ -104,6 +111,7 @@ NO_START = (
 )
 
 
+@pytest.mark.usefixtures("jvm_lives")
 @pytest.mark.parametrize(
     ("reason", "kind", "words"),
     [
