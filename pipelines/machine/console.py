@@ -70,8 +70,7 @@ def print_lossily(name: str) -> LossyFile | None:
     # A closed descriptor must not become that of another file, which would then get the output.
     file = LossyFile(os.open(os.devnull, os.O_RDWR) if stream is None else stream.fileno(), "w", closefd=False)
     encoding = getattr(stream, "encoding", None)
-    text = io.TextIOWrapper(io.BufferedWriter(file), encoding, "backslashreplace", line_buffering=True)
-    setattr(sys, name, text)
+    setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(file), encoding, "backslashreplace", line_buffering=True))
     return file
 
 

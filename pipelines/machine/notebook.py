@@ -33,8 +33,7 @@ def quieten_spark(spark: "SparkSession") -> None:
     from py4j.protocol import Py4JError  # the command line works without Spark's packages until it needs them
 
     with suppress(Py4JError, OSError):  # the JVM may have died; the next call that needs it reports this
-        jvm: Any = spark.sparkContext._jvm
-        log4j = jvm.org.apache.logging.log4j
+        log4j: Any = spark.sparkContext._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
         for name in _LOGS_OF_TASKS:
             log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
         bar = spark.sparkContext._jsc.sc().progressBar()

@@ -4,11 +4,13 @@ import json
 import os
 import shlex
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import requires
 from importlib.util import find_spec
 from pathlib import Path
 
 from packaging.requirements import Requirement
+
+from pipelines.machine.versions import NOT_INSTALLED, OWN, version_of
 
 SPARK = ("pyspark",)
 MODEL = ("tensorflow", "keras")
@@ -101,10 +103,7 @@ def _requirements(extras: Sequence[str], present: Sequence[str]) -> list[str]:
 
     The result is never `groundswell[extra]`: no index has this distribution, and the name could be somebody else's.
     """
-    try:
-        lines = requires("groundswell") or []
-    except PackageNotFoundError:
-        lines = []
+    lines = [] if version_of(OWN) == NOT_INSTALLED else requires(OWN) or []
     found = []
     for each in map(Requirement, lines):
         is_wanted = each.marker is not None and any(each.marker.evaluate({"extra": extra}) for extra in extras)

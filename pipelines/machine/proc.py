@@ -35,12 +35,14 @@ def total_of_host() -> int:
 
 def limit_of_control_group() -> int:
     """Return the smallest memory limit, in bytes, of this process's control group and its parents, of both versions."""
-    limits = [_UNLIMITED]
-    for group, name in _memory_groups("self"):
-        for folder in (group, *group.parents):
-            with suppress(OSError, ValueError):  # the limit "max" means no limit
-                limits.append(int((folder / name).read_text()))
-    return min(limits)
+    limits = [
+        int(line)
+        for group, name in _memory_groups("self")
+        for folder in (group, *group.parents)
+        for line in _lines(folder / name)
+        if line.isdecimal()  # "max" means no limit
+    ]
+    return min([_UNLIMITED, *limits])
 
 
 def memory_group(process: int) -> Path | None:
@@ -98,11 +100,11 @@ def processor(file: Path = CPUINFO) -> dict[str, str]:
 
 def seconds_of_threads() -> dict[int, float]:
     """Return the processor time of each thread of this process in seconds, by its number."""
-    seconds = {}
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # it has ended, or the kernel has no such file
-            seconds[int(task.name)] = 1e-9 * int((task / "schedstat").read_text().split()[0])
-    return seconds
+    return {
+        int(task.name): 1e-9 * int(line.split()[0])
+        for task in Path("/proc/self/task").iterdir()
+        for line in _lines(task / "schedstat")  # one line; none if the thread has ended or the kernel has no such file
+    }
 
 
 def boot() -> str:
@@ -131,8 +133,7 @@ def is_mount_point(path: Path) -> bool:
 
 def nvidia_kernel_module() -> str:
     """Return the version text of NVIDIA's kernel module; empty without the module."""
-    file = Path("/proc/driver/nvidia/version")
-    return file.read_text() if file.is_file() else ""
+    return "\n".join(_lines(Path("/proc/driver/nvidia/version")))
 
 
 def allow_open_files() -> int:

@@ -17,7 +17,12 @@ def versions() -> dict[str, str]:
 
     The version of this project is followed by a digest of its code, read from the disk at every call.
     """
-    return {**_installed(), OWN: own_version()}
+    packages = ("tensorflow", "tensorflow-cpu", "keras", "horovod")
+    return {
+        "python": platform.python_version(),
+        **{package: version_of(package) for package in packages},
+        OWN: own_version(),
+    }
 
 
 def own_version() -> str:
@@ -51,12 +56,6 @@ def _python_files(folder: Traversable, path: str) -> Iterator[tuple[str, Travers
             yield from _python_files(each, f"{path}/{each.name}")
         elif each.name.endswith(".py"):
             yield f"{path}/{each.name}", each
-
-
-@cache
-def _installed() -> dict[str, str]:
-    packages = ("tensorflow", "tensorflow-cpu", "keras", "horovod")
-    return {"python": platform.python_version(), **{package: version_of(package) for package in packages}}
 
 
 def version_of(package: str) -> str:

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from pipelines.launch.driver.placement import visible_devices
 from pipelines.launch.rank import cuda
@@ -75,16 +76,9 @@ def hello_of(resources: TaskResources, port: int | None, devices: str, complaint
         complaint,
         hostname=name,
         resolves_to=_resolved(name),
-        shared_memory_mib=_shared_memory_mib(),
+        shared_memory_mib=shutil.disk_usage("/dev/shm").total >> 20 if Path("/dev/shm").is_dir() else 0,
         versions=versions(),
     )
-
-
-def _shared_memory_mib() -> int:
-    try:
-        return shutil.disk_usage("/dev/shm").total >> 20
-    except OSError:
-        return 0
 
 
 def _resolved(name: str) -> str:

@@ -2,15 +2,14 @@ import importlib.util
 import re
 import sys
 from contextlib import nullcontext
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
 from conf.load import load
 from pipelines.machine import packages
 from pipelines.machine.packages import SPARK, TRAINING, MissingPackageError, require
+from pipelines.machine.versions import NOT_INSTALLED
 from pipelines.training.driver.checks import check_dataset
 
 
@@ -63,8 +62,9 @@ def test_the_line_names_the_packages_and_what_installs_them_or_without_metadata_
     missing: tuple[str, ...], metadata: list[str] | None, message: str, lacks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lacks(*missing)
-    not_installed = None if metadata else PackageNotFoundError("groundswell")
-    monkeypatch.setattr(packages, "requires", Mock(return_value=metadata, side_effect=not_installed))
+    monkeypatch.setattr(packages, "requires", lambda name: metadata)
+    if metadata is None:
+        monkeypatch.setattr(packages, "version_of", lambda name: NOT_INSTALLED)
     with pytest.raises(MissingPackageError, match=message):
         require("train", TRAINING)
 
