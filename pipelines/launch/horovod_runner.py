@@ -70,8 +70,13 @@ class HorovodRunner:
     def _runner(self) -> BarrierRunner:
         if self.num_processor < 0:
             size = -self.num_processor
-            gpus = 1 if len(local_gpus()) >= size else 0
-            return BarrierRunner(None, size, gpus_per_worker=gpus, picks_gpu=True, log_to_driver="all")
+            return BarrierRunner(
+                None,
+                size,
+                gpus_per_worker=1 if len(local_gpus()) >= size else 0,
+                picks_gpu=True,
+                log_to_driver="all",
+            )
         spark = SparkSession.builder.getOrCreate()
         check_session(spark)
         size = self.num_processor or settled_slots(spark)

@@ -33,7 +33,6 @@ class LocalTasks:
 
     def stop_reason(self) -> None:
         """Return None: threads of the driver are never decommissioned."""
-        return
 
     def finished(self) -> bool:
         """Return whether all threads have ended."""

@@ -107,9 +107,8 @@ def gpus_per_task(spark: SparkSession) -> int:
 
 def unused_gpus(spark: SparkSession, gpus_per_worker: int) -> str:
     """Return a note if Spark has GPUs that the workers will not see; otherwise an empty text."""
-    conf = spark.sparkContext.getConf()
     for owner, setting in (("task", _TASK_GPUS), ("executor", _EXECUTOR_GPUS)):
-        amount = float(conf.get(setting, "0") or 0)
+        amount = float(spark.sparkContext.getConf().get(setting, "0") or 0)
         if amount and not gpus_per_worker:
             return (
                 f"the workers train on CPUs, as gpus_per_worker=0, though {setting}={amount:g} reserves GPUs for each "

@@ -128,17 +128,16 @@ class Throttle:
     def __init__(self, show: Callable[[int, str], None]) -> None:
         """Store `show(rank, line)`, which is called for each line that is shown."""
         self._show = show
-        self._allowance: dict[int, float] = {}
-        self._looked: dict[int, float] = {}
+        self._allowances: dict[int, tuple[float, float]] = {}
         self._hidden: dict[int, int] = {}
 
     def write(self, rank: int, lines: list[str]) -> None:
         """Write lines of one rank."""
         now = time.monotonic()
-        grown = (now - self._looked.get(rank, now)) * _SHOWN_LINES_PER_SECOND
-        allowance = min(_SHOWN_LINES_AT_ONCE, self._allowance.get(rank, _SHOWN_LINES_AT_ONCE) + grown)
+        looked, left = self._allowances.get(rank, (now, _SHOWN_LINES_AT_ONCE))
+        allowance = min(_SHOWN_LINES_AT_ONCE, left + (now - looked) * _SHOWN_LINES_PER_SECOND)
         shown = lines[: int(allowance)]
-        self._looked[rank], self._allowance[rank] = now, allowance - len(shown)
+        self._allowances[rank] = now, allowance - len(shown)
         if shown and self._hidden.get(rank):
             self._show(rank, f"[{self._hidden.pop(rank)} lines not shown: there were too many to read]")
         for line in shown:

@@ -25,7 +25,6 @@ from pipelines.launch.rank.report import StoppedOnRequest, connect, request_stop
 from pipelines.launch.wire.messages import FunctionFailure, FunctionReturned, FunctionStarted
 from pipelines.machine.proc import folder_of
 
-FUNCTION_RAISED_EXIT_CODE = 1
 LENGTH_BYTES = 8
 HANDLED_SIGNALS = frozenset({signal.SIGTERM, signal.SIGUSR1})
 """Signals that are blocked at the start of this process until it has handlers for them."""
@@ -67,7 +66,7 @@ def main() -> int:
     except BaseException as error:
         lines = "".join(traceback.format_exception(error))
         send(FunctionFailure(type(error).__name__, str(error), lines, isinstance(error, StoppedOnRequest)))
-        return FUNCTION_RAISED_EXIT_CODE
+        return 1
     return 0
 
 
@@ -92,8 +91,7 @@ def _write_result(result: object, descriptor: int) -> None:
         with os.fdopen(descriptor, "wb", closefd=False) as file:  # its end writes, too
             cloudpickle.dump(result, file)
     except OSError as error:
-        folder = folder_of(descriptor)
-        message = f"the return value of the function cannot be written to {folder}: {error.strerror}"
+        message = f"the return value of the function cannot be written to {folder_of(descriptor)}: {error.strerror}"
         raise OSError(error.errno, message) from error
     except Exception as error:  # a __reduce__ may raise any exception
         raise TypeError(

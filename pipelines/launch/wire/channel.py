@@ -88,10 +88,8 @@ class _Peer:
             welcome = frame(encode(Welcome(self.number, self.log_bytes, self.result_bytes)))
             connection.send(welcome + b"".join(self.orders[orders_received:]))
 
-    def take(self, part: ResultPart, data: memoryview) -> None:
-        """Append a part of the return value to a file without a name."""
-        if part.offset != self.result_bytes:
-            return
+    def take(self, data: memoryview) -> None:
+        """Append the next part of the return value to a file without a name."""
         self.result_bytes += len(data)
         if self.result_error:
             return
@@ -204,8 +202,8 @@ class DriverChannel:
         if isinstance(message, LogPart) and message.offset == peer.log_bytes:
             peer.log_bytes = message.end
             self._tell((task, message))
-        elif isinstance(message, ResultPart):
-            peer.take(message, data)
+        elif isinstance(message, ResultPart) and message.offset == peer.result_bytes:
+            peer.take(data)
         elif isinstance(message, NumberedMessage) and number > peer.number:
             peer.number = number
             self._tell((task, message))

@@ -161,8 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(413)
             return
         value = self.rfile.read(int(length))
-        complete = len(value) == int(length)
-        self._reply(200 if complete and self.server.put(*place, value) else 409)
+        self._reply(200 if len(value) == int(length) and self.server.put(*place, value) else 409)
 
     def do_DELETE(self) -> None:
         if (place := self._place()) is not None:
