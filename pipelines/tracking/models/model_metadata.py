@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pydantic import TypeAdapter
+
 
 @dataclass(frozen=True)
 class SplitSamples:
@@ -53,16 +55,8 @@ class ModelMetadata:
         """Read the metadata from a store; for a model that Groundswell has not logged, only its run."""
         if "class_names" not in values:
             return cls(run_id=values.get("run_id"))
-        found = {name: value for name, value in values.items() if name in cls.__dataclass_fields__}
-        for name in ("class_names", "bands", "thresholds"):
-            if found.get(name) is not None:
-                found[name] = tuple(found[name])
-        found["groups"] = {group["name"]: tuple(group["bands"]) for group in values.get("groups", [])}
-        found["samples"] = {
-            name: SplitSamples(split["rows"], tuple(split["of_class"]))
-            for name, split in values.get("samples", {}).items()
-        }
-        return cls(**found)
+        groups = {group["name"]: group["bands"] for group in values.get("groups", [])}
+        return TypeAdapter(cls).validate_python({**values, "groups": groups})
 
     def as_json(self) -> dict[str, Any]:
         """Return the metadata for a store, without unknown values."""

@@ -2,10 +2,11 @@
 
 import os
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage, Run
+from mlflow.utils import get_results_from_paginated_fn
 
 from pipelines.machine.console import escape
 from pipelines.storage.locations import redacted
@@ -41,8 +42,7 @@ def has_run(run: TrackedRun) -> bool:
         RuntimeError: The tracking server cannot be reached.
     """
     try:
-        with readable_errors(run.uri), short_waits():
-            return str(runs_client(run.uri).get_run(run.run_id).info.lifecycle_stage) == LifecycleStage.ACTIVE
+        return str(_stored(run).info.lifecycle_stage) == LifecycleStage.ACTIVE
     except ValueError:
         return False
 
@@ -54,9 +54,7 @@ def is_finished(run_id: str) -> bool:
         ValueError: The store has no such run.
         TrackingError: The store does not answer.
     """
-    uri = tracking_uri()
-    with readable_errors(uri), short_waits():
-        return str(runs_client(uri).get_run(run_id).info.status) == "FINISHED"
+    return str(_stored(TrackedRun(tracking_uri(), run_id)).info.status) == "FINISHED"
 
 
 def tags(run: TrackedRun) -> dict[str, str]:
@@ -65,8 +63,13 @@ def tags(run: TrackedRun) -> dict[str, str]:
     Raises:
         TrackingError: The store does not answer.
     """
+    return dict(_stored(run).data.tags)
+
+
+def _stored(run: TrackedRun) -> Run:
+    """Return what the store knows of a run; raise ValueError if it has none, and TrackingError without an answer."""
     with readable_errors(run.uri), short_waits():
-        return dict(runs_client(run.uri).get_run(run.run_id).data.tags)
+        return runs_client(run.uri).get_run(run.run_id)
 
 
 def unfinished_runs(experiment: str) -> list[UnfinishedRun]:
@@ -93,9 +96,7 @@ def newest_runs(experiment: str, filter_text: str) -> list[Run]:
     with readable_errors(uri), short_waits():
         client = runs_client(uri)
         found = client.get_experiment_by_name(name_in_store(uri, experiment))
-        if found is None:
-            return []
-        return search_runs(client, found.experiment_id, filter_text, order="DESC")
+        return [] if found is None else search_runs(client, found.experiment_id, filter_text, order="DESC")
 
 
 def search_runs(
@@ -105,20 +106,17 @@ def search_runs(
 
     Each request asks for one page: a page of a thousand runs takes a server longer than our time limit.
     """
-    runs: list[Run] = []
-    token: str | None = None
-    while True:
-        page = client.search_runs(
+
+    def page(size: int, token: str | None) -> Any:
+        return client.search_runs(
             [experiment_id],
             filter_text,
             order_by=[f"attributes.start_time {order}"],
-            max_results=RUNS_OF_A_PAGE,
+            max_results=size,
             page_token=token,
         )
-        runs += page
-        token = page.token
-        if not token:
-            return runs
+
+    return list(get_results_from_paginated_fn(page, RUNS_OF_A_PAGE))  # type: ignore[no-untyped-call]
 
 
 def page_of(run: TrackedRun) -> str | None:
@@ -127,8 +125,7 @@ def page_of(run: TrackedRun) -> str | None:
     if host is None and not run.uri.startswith(("http://", "https://")):
         return None
     try:
-        with short_waits():
-            experiment = runs_client(run.uri).get_run(run.run_id).info.experiment_id
+        experiment = _stored(run).info.experiment_id
     except Exception:  # same as in `runs.end_run`
         return None
     if host is not None:

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
@@ -12,6 +11,7 @@ from mlflow.entities import Experiment, Run
 
 from pipelines.machine.json_text import parse_json
 from pipelines.storage.locations import redacted
+from pipelines.storage.whole_files import os_errors_as
 from pipelines.tracking.journal.writer import Point
 from pipelines.tracking.store.experiments import name_in_store
 from pipelines.tracking.store.queries import newest_runs, search_runs
@@ -106,7 +106,9 @@ def recorded_trainings(
             runs = search_runs(client, found.experiment_id, filter_text, order="ASC")
         trainings = [run for run in runs if run.data.tags.get("mlflow.source.name") == TRAINING_SOURCE]
         if not trainings:
-            raise ValueError(_why_none(experiment, filter_text, len(runs)))
+            fits = f" that fit --filter {filter_text!r}" if filter_text else ""
+            none = f"none of the {len(runs)} runs of experiment {experiment!r}{fits} is a training"
+            raise ValueError(none if runs else f"experiment {experiment!r} has no runs{fits}")
         chosen = [run for run in trainings if children or PARENT_TAG not in run.data.tags]
         return [_read(client, run, groups, metrics) for run in chosen or trainings]
 
@@ -142,24 +144,17 @@ def recorded_training(run_id: str, *, groups: Sequence[str], metrics: Sequence[s
 @contextmanager
 def _readable_store(uri: str) -> Iterator[MlflowClient]:
     """Yield a client; refuse a missing sqlite file, which MLflow would create, and one that cannot be read."""
-    file = sqlite_file(uri)
+    file, shown = sqlite_file(uri), redacted(uri)
     if file is not None:
-        _check_file(file, redacted(uri))
+        with os_errors_as(ValueError, f"{shown} cannot be read"):
+            if not file.exists():
+                raise ValueError(f"there are no runs: {shown} does not exist; is MLFLOW_TRACKING_URI right?")
+            with file.open("rb") as opened:
+                start = opened.read(len(_SQLITE))
+        if start not in (b"", _SQLITE):  # MLflow would retry for an hour
+            raise ValueError(f"{shown} is no sqlite database; is MLFLOW_TRACKING_URI right?")
     with short_waits(), readable_errors(uri):
         yield MlflowClient(uri)
-
-
-def _check_file(file: Path, shown: str) -> None:
-    """Refuse a file that is not a database: MLflow would retry for an hour."""
-    try:
-        with file.open("rb") as opened:
-            start = opened.read(len(_SQLITE))
-    except FileNotFoundError:
-        raise ValueError(f"there are no runs: {shown} does not exist; is MLFLOW_TRACKING_URI right?") from None
-    except OSError as error:
-        raise ValueError(f"{shown} cannot be read: {error.strerror}") from None
-    if start and start != _SQLITE:
-        raise ValueError(f"{shown} is no sqlite database; is MLFLOW_TRACKING_URI right?")
 
 
 def _experiment(client: MlflowClient, name: str, uri: str) -> Experiment:
@@ -170,13 +165,6 @@ def _experiment(client: MlflowClient, name: str, uri: str) -> Experiment:
     more = ", ..." if len(known) > _NAMED_EXPERIMENTS else ""
     there = f"is deleted in {redacted(uri)}" if found is not None else f"is not in {redacted(uri)}"
     raise ValueError(f"experiment {name!r} {there}, which has: {', '.join(known[:_NAMED_EXPERIMENTS])}{more}")
-
-
-def _why_none(experiment: str, filter_text: str, runs: int) -> str:
-    fits = f" that fit --filter {filter_text!r}" if filter_text else ""
-    if runs:
-        return f"none of the {runs} runs of experiment {experiment!r}{fits} is a training"
-    return f"experiment {experiment!r} has no runs{fits}"
 
 
 def _read(client: MlflowClient, run: Run, groups: Sequence[str], metrics: Sequence[str]) -> RecordedRun:
@@ -203,6 +191,6 @@ def _read(client: MlflowClient, run: Run, groups: Sequence[str], metrics: Sequen
 
 
 def _curve(client: MlflowClient, run_id: str, name: str) -> list[Point]:
-    points = [Point(metric.step, metric.value, metric.timestamp) for metric in client.get_metric_history(run_id, name)]
-    newest = {point.step: point for point in sorted(points, key=lambda point: (point.step, point.milliseconds))}
-    return list(newest.values())
+    """Return the newest point of each step."""
+    history = sorted(client.get_metric_history(run_id, name), key=lambda metric: (metric.step, metric.timestamp))
+    return list({metric.step: Point(metric.step, metric.value, metric.timestamp) for metric in history}.values())

@@ -88,10 +88,7 @@ def start_run(
     uri = tracking_uri()
     _make_folder(uri)
     with readable_errors(uri), short_waits():
-        client = runs_client(uri)
-        found = _experiment_id(client, uri, experiment)
-        run_id = _create_run(client, found, name, _with_user(tags), parameters, dataset, context)
-    return TrackedRun(uri, run_id)
+        return _create_run(uri, _experiment_id(uri, experiment), name, tags, parameters, dataset, context)
 
 
 def store_run(local: LocalRun) -> TrackedRun:
@@ -104,35 +101,33 @@ def store_run(local: LocalRun) -> TrackedRun:
     _make_folder(uri)
     with readable_errors(uri), short_waits():
         client = runs_client(uri)
-        experiment = _experiment_id(client, uri, made.experiment)
+        experiment = _experiment_id(uri, made.experiment)
         existing = client.search_runs([experiment], f"tags.`{_MADE_OFFLINE_AS}` = '{local.run_id}'", max_results=1)
-        if existing:
-            run = existing[0]
-        else:
-            tags = {**_with_user(made.tags), _MADE_OFFLINE_AS: local.run_id}
-            run = client.create_run(experiment, start_time=local.started, run_name=made.name, tags=tags)
+        tags = {**_with_user(made.tags), _MADE_OFFLINE_AS: local.run_id}
+        run = existing[0] if existing else client.create_run(experiment, local.started, tags, made.name)
         _describe(client, run.info.run_id, made.parameters, made.dataset, "training")
     return TrackedRun(uri, run.info.run_id)
 
 
 def _create_run(
-    client: MlflowClient,
+    uri: str,
     experiment: str,
     name: str | None,
-    tags: dict[str, str],
+    tags: Mapping[str, str],
     parameters: Mapping[str, Any],
     dataset: DatasetFacts | None,
     context: str,
-) -> str:
-    """Create a run and return its identifier; a run that the store does not accept completely is set to failed."""
-    run_id: str = client.create_run(experiment, run_name=name, tags=tags).info.run_id
+) -> TrackedRun:
+    """Create a run; one that the store does not accept completely is set to failed."""
+    client = runs_client(uri)
+    run_id: str = client.create_run(experiment, run_name=name, tags=_with_user(tags)).info.run_id
     try:
         _describe(client, run_id, parameters, dataset, context)
     except BaseException:
         with suppress(Exception):  # the store may not answer any more
             client.set_terminated(run_id, "FAILED")
         raise
-    return run_id
+    return TrackedRun(uri, run_id)
 
 
 def _describe(
@@ -172,11 +167,9 @@ def start_child_run(
         RuntimeError: The tracking server cannot be reached.
     """
     with readable_errors(parent.uri), short_waits():
-        client = runs_client(parent.uri)
-        experiment = client.get_run(parent.run_id).info.experiment_id
-        tags = {**_with_user(tags), MLFLOW_PARENT_RUN_ID: parent.run_id}
-        run_id = _create_run(client, experiment, name, tags, parameters, dataset, context)
-    return TrackedRun(parent.uri, run_id)
+        experiment = runs_client(parent.uri).get_run(parent.run_id).info.experiment_id
+        tags = {**tags, MLFLOW_PARENT_RUN_ID: parent.run_id}
+        return _create_run(parent.uri, experiment, name, tags, parameters, dataset, context)
 
 
 def continue_run(run_id: str) -> TrackedRun:
@@ -293,8 +286,8 @@ def _existing_experiment(client: MlflowClient, uri: str, name: str) -> Experimen
     return found
 
 
-def _experiment_id(client: MlflowClient, uri: str, name: str) -> str:
-    name = name_in_store(uri, name)
+def _experiment_id(uri: str, name: str) -> str:
+    client, name = runs_client(uri), name_in_store(uri, name)
     experiment = _existing_experiment(client, uri, name)
     if experiment is not None:
         for key, value in _KIND.items():
