@@ -76,7 +76,6 @@ class Delivery:
         self._reason = ""
         self._answer_seconds = _SECONDS_FOR_AN_ANSWER
         self._refused: set[str] = set()
-        self._progress = threading.Condition()
         self._last_progress = time.monotonic()
         self._ending = False
         self._thread: threading.Thread | None = None
@@ -91,11 +90,6 @@ class Delivery:
             os.environ[_TIMEOUT], self._has_shortened = str(TIMEOUT_OF_THREAD), True
         self._thread = threading.Thread(target=self._deliver_until_the_end, name="tracking", daemon=True)
         self._thread.start()
-
-    def wake(self) -> None:
-        """Signal that the journal has new entries."""
-        with self._progress:
-            self._progress.notify_all()
 
     def drain(self, patience: float = PATIENCE_SECONDS, *, answers: bool = False) -> str:
         """Wait until everything is delivered.
@@ -113,8 +107,7 @@ class Delivery:
         if self._thread is None:
             return self._drain_here(patience, answers)
         started = time.monotonic()
-        with self._progress:
-            self._progress.notify_all()
+        with self._journal.changed:
             while (entry := self._journal.next()) is not None:
                 # One write uploads a whole folder, once the store has answered.
                 answer = _UPLOAD_SECONDS if entry.kind == "folder" else _SECONDS_FOR_AN_ANSWER
@@ -122,7 +115,7 @@ class Delivery:
                 left = max(started, self._last_progress) + limit - time.monotonic()
                 if left <= 0:
                     return self._reason or f"no answer within {limit:.0f} s"
-                self._progress.wait(left)
+                self._journal.changed.wait(left)
         return ""
 
     def end(self) -> None:
@@ -130,9 +123,9 @@ class Delivery:
         if self._has_shortened:
             os.environ.pop(_TIMEOUT, None)
             self._has_shortened = False
-        with self._progress:
+        with self._journal.changed:
             self._ending = True
-            self._progress.notify_all()
+            self._journal.changed.notify_all()
 
     def _drain_here(self, patience: float, answers: bool) -> str:
         self._answer_seconds = PATIENCE_SECONDS if self._reason and not answers else _SECONDS_FOR_AN_ANSWER
@@ -153,15 +146,15 @@ class Delivery:
         while not self._ending:
             entry = self._journal.next()
             if entry is None:
-                with self._progress:
+                with self._journal.changed:
                     if not self._ending and self._journal.next() is None:
-                        self._progress.wait(_LONGEST_PAUSE_SECONDS)
+                        self._journal.changed.wait(_LONGEST_PAUSE_SECONDS)
                 continue
             if self._deliver(entry):
                 pause = _FIRST_PAUSE_SECONDS
-                with self._progress:
+                with self._journal.changed:
                     self._last_progress = time.monotonic()
-                    self._progress.notify_all()
+                    self._journal.changed.notify_all()
                 time.sleep(_SECONDS_BETWEEN_REQUESTS)
             else:
                 time.sleep(pause)
@@ -209,8 +202,8 @@ class Delivery:
         if not away:
             _log.info("MLflow does not take writes, which are kept in %s: %s", self._journal.folder, self._reason)
             self._on_news("away", self._reason)
-            with self._progress:
-                self._progress.notify_all()
+            with self._journal.changed:
+                self._journal.changed.notify_all()
 
     def _send(self, entry: Entry) -> None:
         content, run_id, client = self._journal.content(entry), self._run.run_id, self._client

@@ -91,6 +91,7 @@ class Journal:
         if self._copy is not None and self._copy.is_dir():
             shutil.copytree(self._copy, self.folder, dirs_exist_ok=True)
         self._lock = threading.RLock()  # methods under it call each other
+        self.changed = threading.Condition(self._lock)  # there are new entries, or more may be delivered
         self._pending: deque[Entry] = deque()
         self._places: dict[int, tuple[int, int]] = {}  # offset and bytes of each entry's line
         self._next_number = 0
@@ -114,6 +115,7 @@ class Journal:
             self._places[self._next_number] = self._write({"entry": self._next_number, **line})
             self._pending.append(Entry(self._next_number, kind, after_step, path))
             self._next_number += 1
+            self.changed.notify_all()
 
     def append_file(self, data: bytes, path: str, *, after_step: int) -> None:
         """Add an entry that writes an artifact.
@@ -155,6 +157,7 @@ class Journal:
             self._checkpoint_step = max(self._checkpoint_step, step)
             self._shorten()
             self._write({"held": self._checkpoint_step})
+            self.changed.notify_all()
             if self._copy is not None:
                 copy_folder(self.folder, self._copy)
 

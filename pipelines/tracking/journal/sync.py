@@ -156,12 +156,9 @@ def _folders(output: Path) -> Iterator[Path]:
     if not output.is_dir():
         raise ValueError(f"there is no folder {output}: give the training.output of the runs by --output")
     for folder in output.iterdir():
-        try:
-            is_run = not folder.is_symlink() and ((folder / FILE_NAME).is_file() or journals(folder).is_dir())
-        except OSError:  # a folder of another user, such as `lost+found`
-            continue
-        if is_run:
-            yield folder
+        with suppress(OSError):  # a folder of another user, such as `lost+found`
+            if not folder.is_symlink() and ((folder / FILE_NAME).is_file() or journals(folder).is_dir()):
+                yield folder
 
 
 def lacks_something(folder: Path) -> bool:

@@ -82,7 +82,6 @@ class RunWriter:
         rows = [(name, point.step, float(point.value), point.milliseconds) for name in points for point in points[name]]
         for start in range(0, len(rows), _POINTS_PER_ENTRY):
             self._journal.append("metrics", {"points": rows[start : start + _POINTS_PER_ENTRY]}, after_step=after_step)
-        self._delivery.wake()
 
     def absent_metrics(self, by_step: Mapping[int, Mapping[str, float]], known_by: str, *, after_step: int = 0) -> None:
         """Write metrics that the store may already have: those of steps at which it has no value of `known_by`.
@@ -108,12 +107,10 @@ class RunWriter:
     def _append_absent(self, rows: Sequence[Row], known_by: str, after_step: int) -> None:
         if rows:
             self._journal.append("metrics", {"points": rows, "known_by": known_by}, after_step=after_step)
-            self._delivery.wake()
 
     def tags(self, values: Mapping[str, str]) -> None:
         """Set tags of the run."""
         self._journal.append("tags", {"tags": dict(values)}, after_step=0)
-        self._delivery.wake()
 
     def text(self, text: str, path: str, *, after_step: int = 0) -> None:
         """Write a text artifact; it replaces an earlier one of the same path."""
@@ -122,7 +119,6 @@ class RunWriter:
     def data(self, content: bytes, path: str, *, after_step: int = 0) -> None:
         """Write an artifact of any kind; it replaces an earlier one of the same path."""
         self._journal.append_file(content, path, after_step=after_step)
-        self._delivery.wake()
 
     def table(self, rows: Sequence[Mapping[str, Any]], path: str, *, after_step: int = 0) -> None:
         """Write a table artifact in MLflow's JSON; it replaces an earlier one, while `log_table` appends."""
@@ -139,7 +135,6 @@ class RunWriter:
     def folder(self, folder: Path, path: str) -> None:
         """Write all files of a folder as artifacts, with their content at delivery."""
         self._journal.append("folder", {"folder": self._journal.place_of(folder)}, after_step=0, path=path)
-        self._delivery.wake()
 
     def sync(self) -> None:
         """Wait until all entries are on the disk; see `Journal.sync`."""
@@ -148,7 +143,6 @@ class RunWriter:
     def checkpointed(self, step: int) -> None:
         """Record that a checkpoint contains `step` optimizer steps."""
         self._journal.checkpointed(step)
-        self._delivery.wake()
 
     def drain(self, patience: float = PATIENCE_SECONDS, *, answers: bool = False) -> str:
         """Wait until everything is delivered; return the reason if the store takes too long; see `Delivery.drain`."""
