@@ -18,10 +18,9 @@ from pyspark.sql import SparkSession
 from pipelines.machine.json_text import parse_json
 from pipelines.probing.features import SCHEMA, FeatureFile, Features, Identity, clean_up, find_features, finish
 from pipelines.scoring.output.write import as_lists, write_row_groups
-from pipelines.scoring.parts import DatasetPart, SampleBatch
 from pipelines.scoring.predict.model import ModelDescription
 from pipelines.scoring.predict.predictor import Predict, load_keras, predictor, task_threads
-from pipelines.scoring.source import Source
+from pipelines.scoring.source import DatasetPart, SampleBatch, Source
 from pipelines.spark.connect import SentFile, sent
 from pipelines.spark.tasks import run_until_done, watched
 from pipelines.storage.folder import Location

@@ -37,11 +37,10 @@ from pipelines.scoring.output.output import (
     write_rejected,
 )
 from pipelines.scoring.output.write import PREDICTION_SCHEMA, Scorer, write_delta_log
-from pipelines.scoring.parts import Part
 from pipelines.scoring.predict.convert import Reference
 from pipelines.scoring.predict.model import ModelDescription, check_fits
 from pipelines.scoring.predict.processor import Runtime, why_unusable
-from pipelines.scoring.source import DATASET, Source
+from pipelines.scoring.source import DATASET, Part, Source
 from pipelines.spark.connect import sent
 from pipelines.spark.session import is_local_mode
 from pipelines.spark.tasks import run_until_done, watched

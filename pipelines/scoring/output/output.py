@@ -17,8 +17,7 @@ from pydantic import TypeAdapter
 
 from pipelines.archives.archive import REJECTED_SCHEMA
 from pipelines.machine.json_text import parse_json
-from pipelines.scoring.parts import Part
-from pipelines.scoring.source import Source
+from pipelines.scoring.source import Part, Source
 from pipelines.storage.folder import Location
 from pipelines.storage.inventory import (
     MARK_FILE,

@@ -19,10 +19,10 @@ from pipelines.dataset.prepare.shard import rejection
 from pipelines.machine.json_text import parse_json
 from pipelines.sample import Task
 from pipelines.scoring.output.output import DELTA_LOG_FILE, NOT_FINITE, WrittenPart, write_note
-from pipelines.scoring.parts import KNOWN_SCHEMA, Part, SampleBatch
 from pipelines.scoring.predict.model import ModelDescription, predicted_classes
 from pipelines.scoring.predict.predictor import Predict, keras_predictor, predictor, task_threads
 from pipelines.scoring.predict.processor import Runtime, used_features, why_unusable
+from pipelines.scoring.source import KNOWN_SCHEMA, Part, SampleBatch
 from pipelines.spark.connect import SentFile
 from pipelines.storage.folder import Location
 

@@ -25,11 +25,10 @@ from models.metrics import (
 )
 from pipelines.dataset.format.manifest import read_manifest
 from pipelines.sample import Task
-from pipelines.scoring.parts import Part
 from pipelines.scoring.predict.model import DEFAULT_THRESHOLD, ModelDescription, predicted_classes
 from pipelines.scoring.predict.predictor import keras_predictor
 from pipelines.scoring.predict.symmetries import Symmetries, averaged
-from pipelines.scoring.source import Source
+from pipelines.scoring.source import Part, Source
 from pipelines.spark.connect import SentFile, sent
 from pipelines.spark.tasks import run_tasks
 from pipelines.storage.folder import Location

@@ -25,11 +25,10 @@ from jobs.evaluate import evaluate
 from jobs.shell import cli
 from pipelines.dataset.read.reader import SplitReader
 from pipelines.dataset.report.figures import preview
-from pipelines.scoring.parts import DatasetPart
 from pipelines.scoring.predict.model import describe
 from pipelines.scoring.report.evaluation import Measured, SplitScores, measure, read_columns
 from pipelines.scoring.report.evaluation_page import evaluation_page
-from pipelines.scoring.source import Source
+from pipelines.scoring.source import DatasetPart, Source
 from pipelines.storage.folder import Location
 from pipelines.tracking.store.served import find_model
 from pipelines.tracking.store.store import TrackingError
