@@ -106,11 +106,7 @@ def peak_rate(run: ComparedRun) -> float | None:
 
 def warmup_text(run: ComparedRun) -> str:
     """Return a short text for the warm-up, such as `gradual, 5 epochs`."""
-    name = run.settings.get("schedule.warmup.name")
-    if name is None:
-        return "not recorded"
-    if name == "none":
-        return "none"
+    name = run.settings.get("schedule.warmup.name", "not recorded")
     for unit in ("epochs", "steps", "fraction"):
         length = run.settings.get(f"schedule.warmup.{unit}")
         if length is not None:

@@ -35,7 +35,6 @@ _MOST_POINTS = 4_000
 """Points of the same chart of all datasets, so that the page stays below 6 MB."""
 WIDTH, HEIGHT = 344, 258
 """Size of a picture, which fits a phone, in CSS pixels."""
-_FONT = 8
 _WIDE_RANGE = 20
 """Ratio of the largest to the smallest value from which an axis is logarithmic."""
 _SETTINGS, _VALUES, _LONG_VALUE = 7, 8, 12
@@ -152,8 +151,7 @@ def variants_of(part: DatasetGroups, metric: str) -> list[BatchSizeSeries]:
         telling.setdefault(tuple(group.settings.get(key) for key in keys), []).append(group)
     labels = labels_of([groups[0].settings for groups in telling.values()], keys)
     variants = [_variant(groups, label, metric) for groups, label in zip(telling.values(), labels, strict=True)]
-    shown = [variant for variant in variants if variant.points or variant.diverged]
-    return sorted(shown, key=lambda variant: -len(variant.points))
+    return sorted((each for each in variants if each.points or each.diverged), key=lambda each: -len(each.points))
 
 
 def over_batch(variants: Sequence[BatchSizeSeries], metric: str) -> Chart | None:
@@ -241,7 +239,7 @@ def draw(plot: Axes, chart: Chart, scheme: Colors) -> None:
         box = {"facecolor": scheme.text, "linewidth": 0, "pad": 1}
         plot.text(x, y, text, color="white", bbox=box, fontsize=6, ha="center", va="center", parse_math=False)
     for axis in (plot.xaxis, plot.yaxis):
-        axis.label.set(color=scheme.text, fontsize=_FONT)
+        axis.label.set(color=scheme.text, fontsize=8)
     plot.grid(alpha=0.25, color=scheme.text, linewidth=0.5)
 
 

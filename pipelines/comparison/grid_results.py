@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
@@ -42,7 +42,6 @@ class CellLine(ResultsLine):
     """Digest of all inputs that determine the result of the cell."""
     status: Literal["finished", "diverged", "failed"]
     settings: dict[str, Any]
-    """Settings of the grid."""
     error: str = ""
     """Reason why the cell did not finish, in one line."""
     seconds: float
@@ -77,20 +76,22 @@ class ResultsFile:
         """
         with os_errors_as(ValueError, f"--results {path} cannot be written"):
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                os.close(self._file)
-                problem = "another grid writes to this file" if error.errno == errno.EWOULDBLOCK else error.strerror
-                raise ValueError(f"--results {path}: {problem}") from None
-            _log.warning("%s is on storage without locks: make sure that no other grid writes to it", path)
-        try:
+        with ExitStack() as if_refused:
+            if_refused.callback(os.close, self._file)
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    problem = "another grid writes to this file" if error.errno == errno.EWOULDBLOCK else error.strerror
+                    raise ValueError(f"--results {path}: {problem}") from None
+                _log.warning("%s is on storage without locks: make sure that no other grid writes to it", path)
             self.lines = read_lines(path)
-        except ValueError:
-            os.close(self._file)
-            raise
-        self._end_last_line(path.read_bytes())
+            if_refused.pop_all()
+        data = path.read_bytes()
+        if len(self.lines) > data.count(b"\n"):
+            os.write(self._file, b"\n")
+        else:
+            os.ftruncate(self._file, data.rfind(b"\n") + 1)
 
     @property
     def cells(self) -> dict[str, CellLine]:
@@ -116,12 +117,6 @@ class ResultsFile:
         os.fsync(self._file)
         self.lines.append(line)
 
-    def _end_last_line(self, data: bytes) -> None:
-        if len(self.lines) > data.count(b"\n"):
-            os.write(self._file, b"\n")
-        else:
-            os.ftruncate(self._file, data.rfind(b"\n") + 1)
-
     def close(self) -> None:
         """Close the file, so that another process can write."""
         os.close(self._file)
@@ -136,20 +131,18 @@ def read_lines(path: Path) -> list[GridLine | CellLine]:
     """
     with os_errors_as(FileNotFoundError, f"--results {path} cannot be read"):
         data = path.read_bytes()
-    end = data.rfind(b"\n") + 1
+    *whole, rest = data.split(b"\n")
     lines = []
-    for number, text in enumerate(data[:end].splitlines(), 1):
+    for number, text in enumerate([*whole, rest] if rest else whole, 1):
         try:
             lines.append(_LINE.validate_json(text))
         except ValidationError as error:
-            raise ValueError(f"--results {path}, line {number}, is no result of a grid: {problem_of(error)}") from None
-    rest = data[end:]
-    if rest:
-        with suppress(ValidationError):  # the line may be incomplete
-            lines.append(_LINE.validate_json(rest))
-            return lines
-        if rest[: len(_BEGINNING)] != _BEGINNING[: len(rest)]:
-            raise ValueError(f"--results {path} is no file of results of a grid")
+            if number <= len(whole):
+                raise ValueError(
+                    f"--results {path}, line {number}, is no result of a grid: {problem_of(error)}"
+                ) from None
+            if rest[: len(_BEGINNING)] != _BEGINNING[: len(rest)]:  # else an incomplete line
+                raise ValueError(f"--results {path} is no file of results of a grid") from None
     return lines
 
 

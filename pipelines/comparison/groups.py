@@ -212,12 +212,15 @@ def _part(dataset: str, members: Sequence[Facts]) -> DatasetGroups:
     settings = [dict(each) for each in same]
     varied = [key for key in keys if len({each.get(key) for each in settings}) > 1]
     differing = sorted(varied, key=lambda key: (_FIRST.index(key) if key in _FIRST else len(_FIRST), key))
-    labels = labels_of(settings, differing)
-    order = sorted(range(len(settings)), key=lambda index: [sortable(settings[index].get(key)) for key in differing])
-    found = list(same.values())
-    groups = [Group(place, labels[index], tuple(found[index])) for place, index in enumerate(order, 1)]
-    archive = members[0].run.settings.get("archive.kind", "")
-    return DatasetGroups(dataset, archive, tuple(groups), tuple(differing), len(keys) - len(differing))
+    choices = zip(settings, labels_of(settings, differing), same.values(), strict=True)
+    ordered = sorted(choices, key=lambda choice: [sortable(choice[0].get(key)) for key in differing])
+    return DatasetGroups(
+        dataset,
+        archive=members[0].run.settings.get("archive.kind", ""),
+        groups=tuple(Group(place, label, tuple(alike)) for place, (_, label, alike) in enumerate(ordered, 1)),
+        differing=tuple(differing),
+        common=len(keys) - len(differing),
+    )
 
 
 def labels_of(settings: Sequence[dict[str, str]], differing: Sequence[str]) -> list[str]:

@@ -1,7 +1,5 @@
 """The tables of a comparison, for its page and as CSV."""
 
-import csv
-import io
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -259,12 +257,10 @@ def _run_row(part: DatasetGroups, group: Group, facts: Facts, metric: str) -> di
 
 def csv_of(rows: Sequence[dict[str, Any]]) -> str:
     """Return rows as CSV, with a column for each name that any row has."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows([{name: cell(value) for name, value in row.items()} for row in rows])
-    return text.getvalue()
+    import pandas
+
+    cells = [{name: cell(value) for name, value in row.items()} for row in rows]
+    return str(pandas.DataFrame(cells, dtype=object).to_csv(index=False, lineterminator="\n"))
 
 
 def _shown(value: float | None, form: Callable[[float], str]) -> str:
