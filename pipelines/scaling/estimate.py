@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 STRONG, WEAK = "strong", "weak"
 BUCKETS_MIB = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, None)
 """Sizes of buckets that are compared to find the best one; None: one bucket."""
-_INTERVAL = (2.5, 97.5)
 
 _UNITS = {
     "seconds": "predicted_step_seconds",
@@ -75,7 +74,6 @@ class Row:
     binds: str
     """One of `step.RESOURCES`."""
     hours: float | None
-    """Hours of the training."""
     cost: float | None
 
 
@@ -144,7 +142,7 @@ def predict(
                 step_seconds(each.worker, each.codecs[name], where, count, batches[0], bucket_mib)
                 for each, where in drawn
             ]
-            low, high = np.percentile(spread, _INTERVAL).tolist() if spread else (None, None)
+            low, high = np.percentile(spread, (2.5, 97.5)).tolist() if spread else (None, None)
             hours, cost = _training(job, batches[1], count, seconds)
             rows.append(
                 Row(

@@ -22,8 +22,6 @@ from pipelines.scaling.measurements import (
 from pipelines.scaling.named_link import NamedLink
 from pipelines.scaling.step import CodecCosts, Wire, Wires, Worker, hops, volume
 
-_COEFFICIENTS = 3
-"""Number of fitted coefficients for a collective on a link: operation, hop and speed."""
 _UNSEEN = 0.05
 """Relative error of a measured time that its repeats do not show, because equal repeats are not exact."""
 _Point = TypeVar("_Point", ComputePoint, LinkMeasurement, CollectivePoint, CodecMeasurement)
@@ -60,7 +58,16 @@ def fit(measurements: Measurements) -> Parameters:
     return Parameters(
         Worker(fixed, per_image, measurements.straggler_deviation, gradients),
         {link.name: _fit_link(link, measurements.collectives) for link in measurements.links},
-        {codec.name: _costs(codec) for codec in measurements.codecs},
+        {
+            codec.name: CodecCosts(
+                codec.name,
+                tuple((message.collective, float(message.bytes)) for message in codec.messages),
+                float(codec.dense_bytes),
+                statistics.median(codec.encode_seconds),
+                statistics.median(codec.decode_seconds),
+            )
+            for codec in measurements.codecs
+        },
     )
 
 
@@ -175,23 +182,13 @@ def _fit_wire(collective: CollectiveName, points: Sequence[CollectivePoint], lat
     moved = np.array([volume(collective, point.ranks) * point.bytes for point in points])
     ones, spreads = np.ones_like(seconds), _spreads(points)
     several = len({point.ranks for point in points}) > 1
-    if several and len({(point.ranks, point.bytes) for point in points}) >= _COEFFICIENTS:
+    if several and len({(point.ranks, point.bytes) for point in points}) >= 3:  # as many as coefficients
         per_byte, operation, hop = least_squares(np.stack([moved, ones, waited], 1), seconds, spreads).tolist()
     else:
         per_byte, smallest = least_squares(np.stack([moved, ones], 1), seconds, spreads).tolist()
         hop = latency
         operation = max(0.0, smallest - float(waited.min()) * hop)
     return Wire(operation, hop, 1 / per_byte if per_byte > 0 else float("inf"))
-
-
-def _costs(codec: CodecMeasurement) -> CodecCosts:
-    return CodecCosts(
-        codec.name,
-        tuple((message.collective, float(message.bytes)) for message in codec.messages),
-        float(codec.dense_bytes),
-        statistics.median(codec.encode_seconds),
-        statistics.median(codec.decode_seconds),
-    )
 
 
 def _drawn(point: _Point, random: np.random.Generator, *names: str) -> _Point:

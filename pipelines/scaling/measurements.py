@@ -53,7 +53,6 @@ class CollectivePoint(MeasurementBase):
     """One operation of all ranks, alone on the link."""
 
     link: Name
-    """Name of one of the links."""
     collective: CollectiveName
     ranks: int = Field(ge=2)
     bytes: int = Field(gt=0)

@@ -2,7 +2,7 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from conf.keys import find, nested
@@ -184,10 +184,9 @@ def _check_alike(runs: Sequence["RecordedRun"], names: Sequence[str]) -> None:
                 )
 
 
-def _within(keys: Iterable[str], names: Sequence[str]) -> list[str]:
+def _within(keys: Collection[str], names: Sequence[str]) -> list[str]:
     """Return the keys that are among the names or in a section among them, in the order of the names."""
-    known = sorted(keys)
-    return [key for name in names for key in known if key == name or key.startswith(f"{name}.")]
+    return [key for name in names for key in sorted(keys) if key == name or key.startswith(f"{name}.")]
 
 
 def _value(run: "RecordedRun", key: str) -> str:

@@ -12,7 +12,6 @@ from itertools import count
 
 from pipelines.scaling.measurements import CollectiveName
 
-_MIB = 1 << 20
 _PROCESSOR, _LINK = 0, 1
 
 
@@ -192,7 +191,7 @@ def make_buckets(gradients: Sequence[tuple[float, float]], bucket_mib: float | N
 
     A gradient that is larger than a bucket has its own bucket.
     """
-    limit = math.inf if bucket_mib is None else bucket_mib * _MIB
+    limit = math.inf if bucket_mib is None else bucket_mib * 2**20
     buckets: list[tuple[float, float]] = []
     for size, ready in gradients:
         if buckets and buckets[-1][0] + size <= limit:
