@@ -21,8 +21,6 @@ News = Literal["away", "back", "refused"]
 OnNews = Callable[[News, str], None]
 """A function called with the reason when the store stops or resumes answering, or refuses a write for good."""
 
-OFFLINE = "tracking.offline=true"
-"""The reason why nothing is delivered if training runs without a store."""
 PATIENCE_SECONDS = 1
 """Seconds that the end of a job waits for a store that is known not to answer."""
 _SECONDS_FOR_AN_ANSWER = 4
@@ -103,7 +101,7 @@ class Delivery:
             Empty if all is delivered, else the reason why the store does not accept the rest.
         """
         if self._client is None:
-            return OFFLINE if self._journal.next() is not None else ""
+            return "tracking.offline=true" if self._journal.next() is not None else ""
         if self._thread is None:
             return self._drain_here(patience, answers)
         started = time.monotonic()

@@ -27,8 +27,6 @@ from pipelines.storage.whole_files import (
 Kind = Literal["metrics", "tags", "file", "folder"]
 _LINES = "entries.jsonl"
 _FILES = "files"
-_REFUSED = "refused"
-"""Folder in a run's folder with the artifacts that the store refuses for good."""
 LONG_BYTES = 1 << 20
 """Size at which a journal is rewritten without its delivered entries: every checkpoint may copy it."""
 
@@ -213,7 +211,7 @@ class Journal:
     def refused_as(self, entry: Entry) -> Path | None:
         """Return the place in the run's folder for a file that the store refuses; None: there is no such folder."""
         place = (self._copy or self.folder).resolve()
-        kept = place.parent.parent / _REFUSED / entry.path
+        kept = place.parent.parent / "refused" / entry.path
         is_of_a_run = entry.kind == "file" and place.parent.name == journals(Path()).name
         return kept if is_of_a_run and is_inside(entry.path) and kept.resolve() == kept else None
 

@@ -142,8 +142,6 @@ def is_locked(folder: Path) -> bool:
     try:
         with (folder / LOCK_NAME).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
     except OSError as error:
         return error.errno == errno.EWOULDBLOCK
     return False

@@ -18,9 +18,6 @@ DRIVER_DIED = {"driver": "died before it could end this run"}
 """Tags of a run that nobody ended."""
 _ENDED: dict[str, Status] = {"TRAINED": "FINISHED", "FINISHED": "FINISHED", "FAILED": "FAILED", "KILLED": "KILLED"}
 
-LogModel = Callable[[Path, TrackedRun], str]
-"""A function that logs the model of the newest checkpoint in a run's folder, and returns the model's URI."""
-
 
 @dataclass(frozen=True)
 class Synced:
@@ -29,7 +26,6 @@ class Synced:
     run_id: str
     folder: Path
     status: str
-    """The final status of the run."""
     model_uri: str
     """The URI of the run's model, if this call has logged it."""
     waiting: int
@@ -45,13 +41,16 @@ def unsynced(output: Path) -> list[Path]:
 
 
 def sync(
-    folder: Path, log_model: LogModel, *, lock: Callable[[Path], AbstractContextManager[object]] = locked
+    folder: Path,
+    log_model: Callable[[Path, TrackedRun], str],
+    *,
+    lock: Callable[[Path], AbstractContextManager[object]] = locked,
 ) -> Synced:
     """Write everything of one run that is not in the store yet.
 
     Args:
         folder: The run's folder. It gets the store's identifier as its name; the old name stays as a link.
-        log_model: Logs the model of a finished training.
+        log_model: Logs the model of the newest checkpoint in the folder of a finished training, and returns its URI.
         lock: Prevents other processes from training or writing the run during this call.
 
     Raises:

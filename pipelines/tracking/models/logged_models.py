@@ -13,7 +13,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 
 from pipelines.tracking.journal.local_run import DESCRIPTION_TAG
-from pipelines.tracking.models.card import FILE_NAME, Card
+from pipelines.tracking.models.model_metadata import CARD_FILE, Card
 from pipelines.tracking.models.registry import registry_client
 from pipelines.tracking.store.store import TrackedRun
 
@@ -24,7 +24,6 @@ _KIND = "groundswell.model"
 """Tag with a model's name within its run. Its name in the store is the run's, which differs between models."""
 _REFUSED = str.maketrans(dict.fromkeys("/:.%\"'", "-"))
 """Translation of characters that the name of a model may not contain."""
-_ALIAS = re.compile(r"runs:/(?P<run_id>[^/]+)/(?P<name>model\w*)")
 
 
 def log_once(
@@ -61,7 +60,7 @@ def resolved(uri: str, store: str) -> str:
         uri: Any address of a model; other addresses are returned unchanged.
         store: Address of the store.
     """
-    found = _ALIAS.fullmatch(uri)
+    found = re.fullmatch(r"runs:/(?P<run_id>[^/]+)/(?P<name>model\w*)", uri)
     if found is None:
         return uri
     models = [
@@ -112,11 +111,11 @@ def _log_model(client: MlflowClient, run: TrackedRun, content: Mapping[str, Any]
 
 def _log_card(client: MlflowClient, model_id: str, card: Card) -> None:
     """Store the card beside the model's own files, unless an earlier attempt has done so."""
-    if any(item.path == FILE_NAME for item in client.list_logged_model_artifacts(model_id)):
+    if any(item.path == CARD_FILE for item in client.list_logged_model_artifacts(model_id)):
         return
     metrics = {metric.key: metric.value for metric in client.get_logged_model(model_id).metrics or []}
     with tempfile.TemporaryDirectory(prefix="groundswell-") as folder:
-        file, text = Path(folder, FILE_NAME), card(metrics)
+        file, text = Path(folder, CARD_FILE), card(metrics)
         file.write_text(text)
         client.set_logged_model_tags(model_id, {DESCRIPTION_TAG: _shortened(text)})
         client.log_model_artifact(model_id, str(file))  # last: if the file exists, nothing is missing
@@ -128,7 +127,7 @@ def _shortened(card: str) -> str:
     text = before.partition("\n")[2].lstrip() + "## " + rest.partition("\n## ")[2]
     if len(text) <= _LONGEST_DESCRIPTION:
         return text
-    return f"{text[:_LONGEST_DESCRIPTION]}…\n\n(The whole card is the artifact {FILE_NAME}.)"
+    return f"{text[:_LONGEST_DESCRIPTION]}…\n\n(The whole card is the artifact {CARD_FILE}.)"
 
 
 def _register(run: TrackedRun, model_id: str, name: str) -> ModelVersion:

@@ -16,8 +16,7 @@ from mlflow.models import Model, ModelSignature
 from mlflow.types import Schema, TensorSpec
 
 from pipelines.storage.locations import redacted_traceback
-from pipelines.tracking.models.card import model_card
-from pipelines.tracking.models.model_metadata import ModelMetadata
+from pipelines.tracking.models.model_metadata import ModelMetadata, model_card
 from pipelines.tracking.models.registry import Promotion, name_in, promote, registry_client, registry_uri
 from pipelines.tracking.store.private import chosen_registry, chosen_store
 from pipelines.tracking.store.store import (
@@ -46,7 +45,6 @@ which is part of the address that `log_model` returns.
 """
 AVERAGED_MODEL = "model_ema"
 """Name of the same model with averaged weights."""
-_RUN = re.compile(r"runs:/[^/]+/?")
 _log = logging.getLogger(__name__)
 
 
@@ -95,8 +93,7 @@ def log_model(
             card = functools.partial(model_card, name, metadata, parameters)
             found_by, version = log_once(run, content, registered_name, step=step, name=name, card=card)
             if version is not None and promotion is not None:
-                client = registry_client(run.uri, version.name)
-                promote(client, version, promotion, metadata.dataset_fingerprint)
+                promote(registry_client(run.uri, version.name), version, promotion, metadata.dataset_fingerprint)
     except Exception as error:  # MLflow, its HTTP and its storage libraries each have their own errors
         # The caller reports the reason in one line; the libraries' messages may contain the store's password.
         _log.info("MLflow did not take the model: %s", redacted_traceback())
@@ -109,7 +106,7 @@ def known_uri(uri: str) -> str:
 
     `runs:/<run id>` alone means the same.
     """
-    return resolved(f"{uri.rstrip('/')}/{MODEL}" if _RUN.fullmatch(uri) else uri, tracking_uri())
+    return resolved(f"{uri.rstrip('/')}/{MODEL}" if re.fullmatch("runs:/[^/]+/?", uri) else uri, tracking_uri())
 
 
 def averaged_model_uri(uri: str) -> str:

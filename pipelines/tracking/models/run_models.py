@@ -8,7 +8,7 @@ from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.models import Model
 
-from pipelines.tracking.models.card import FILE_NAME, Card
+from pipelines.tracking.models.model_metadata import CARD_FILE, Card
 from pipelines.tracking.store.store import TrackedRun
 
 _STEP = "optimizer_steps"
@@ -39,7 +39,7 @@ def log_once(
     if client.get_run(run.run_id).data.tags.get(tag) != str(step):
         # Not `mlflow.keras.log_model`: it needs an active run, whose end would set the run to finished.
         Model.log(artifact_path=name, run_id=run.run_id, **content)
-        client.log_text(run.run_id, card(client.get_run(run.run_id).data.metrics), f"{name}/{FILE_NAME}")
+        client.log_text(run.run_id, card(client.get_run(run.run_id).data.metrics), f"{name}/{CARD_FILE}")
         client.set_tag(run.run_id, tag, str(step))
     if registered_name is None:
         return name, None

@@ -9,9 +9,6 @@ from pipelines.tracking.store import databricks
 from pipelines.tracking.store.private import active_experiment_id, chosen_experiment_id
 from pipelines.tracking.store.store import is_new, readable_errors, short_waits, tracking_uri
 
-_NONE_CHOSEN = (None, "0")
-"""MLflow's values if no experiment was chosen; `0` is its own experiment with the name Default."""
-
 
 def chosen_experiment(configured: str | None, *, offline: bool = False) -> str:
     """Return the name of the experiment of new runs.
@@ -45,7 +42,7 @@ def active_experiment() -> str | None:
         return name  # MLflow would create it immediately, in its own default store
     with readable_errors("MLflow's active experiment"), short_waits():
         identifier = active_experiment_id()
-        if identifier in _NONE_CHOSEN:
+        if identifier in (None, "0"):  # `0` is MLflow's own experiment with the name Default
             return None
         return str(mlflow.MlflowClient(mlflow.get_tracking_uri()).get_experiment(identifier).name)
 

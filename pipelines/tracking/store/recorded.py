@@ -22,8 +22,6 @@ from pipelines.tracking.store.store import (
     tracking_uri,
 )
 
-TRAINING_SOURCE = "groundswell train"
-"""Tag `mlflow.source.name` of every training."""
 PARENT_TAG = "mlflow.parentRunId"
 DIVERGED_TAG = "diverged"
 """Tag that says how a training diverged; empty if it was resumed later."""
@@ -104,7 +102,7 @@ def recorded_trainings(
         found = _experiment(client, name_in_store(uri, experiment), uri)
         with readable_errors(f"--filter {filter_text!r}" if filter_text else uri):
             runs = search_runs(client, found.experiment_id, filter_text, order="ASC")
-        trainings = [run for run in runs if run.data.tags.get("mlflow.source.name") == TRAINING_SOURCE]
+        trainings = [run for run in runs if run.data.tags.get("mlflow.source.name") == "groundswell train"]
         if not trainings:
             fits = f" that fit --filter {filter_text!r}" if filter_text else ""
             none = f"none of the {len(runs)} runs of experiment {experiment!r}{fits} is a training"

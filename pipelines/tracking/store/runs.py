@@ -104,7 +104,9 @@ def store_run(local: LocalRun) -> TrackedRun:
         experiment = _experiment_id(uri, made.experiment)
         existing = client.search_runs([experiment], f"tags.`{_MADE_OFFLINE_AS}` = '{local.run_id}'", max_results=1)
         tags = {**_with_user(made.tags), _MADE_OFFLINE_AS: local.run_id}
-        run = existing[0] if existing else client.create_run(experiment, local.started, tags, made.name)
+        run = next(iter(existing), None) or client.create_run(
+            experiment, start_time=local.started, run_name=made.name, tags=tags
+        )
         _describe(client, run.info.run_id, made.parameters, made.dataset, "training")
     return TrackedRun(uri, run.info.run_id)
 

@@ -24,8 +24,6 @@ from pipelines.tracking.store import databricks
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 # MLflow would print the addresses of run and experiment, which a job prints itself.
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-REQUEST_SECONDS = 5
-"""Seconds of a short wait for the answer to one request."""
 # The text after the colon is not a password if it is a port and a path.
 _HTTP_CREDENTIALS = re.compile(r"(https?://)([^:/\[]*):(?!\d*[/?#])(.*)@([^@/?#]+[^@]*)", re.IGNORECASE | re.DOTALL)
 _QUOTED = re.compile("(%[0-9A-Fa-f]{2})")
@@ -199,7 +197,7 @@ def show_command(run: TrackedRun) -> str:
 
 
 @contextmanager
-def short_waits(timeout: int = REQUEST_SECONDS, retries: int = 1) -> Iterator[None]:
+def short_waits(timeout: int = 5, retries: int = 1) -> Iterator[None]:
     """Make each of MLflow's calls give up soon during the block, unless the environment says otherwise.
 
     The environment is restored at the end, because it may be that of a user's notebook.
