@@ -19,9 +19,9 @@ from pipelines.machine.json_text import parse_json
 from pipelines.probing.features import SCHEMA, FeatureFile, Features, Identity, clean_up, find_features, finish
 from pipelines.scoring.output.write import as_lists, write_row_groups
 from pipelines.scoring.predict.model import ModelDescription
-from pipelines.scoring.predict.predictor import Predict, load_keras, predictor, task_threads
+from pipelines.scoring.predict.predictor import Predict, SentModel, load_keras, predictor, task_threads
 from pipelines.scoring.source import DatasetPart, SampleBatch, Source
-from pipelines.spark.connect import SentFile, sent
+from pipelines.spark.connect import sent
 from pipelines.spark.tasks import run_until_done, watched
 from pipelines.storage.folder import Location
 from pipelines.storage.inventory import complete_files, is_leftover
@@ -44,13 +44,8 @@ class _Extracted:
 class Extractor:
     """The data that a task needs in addition to its part; it is sent to the executors."""
 
-    model: ModelDescription
-    file: SentFile
-    """The `.keras` file."""
+    model: SentModel
     folder: Location
-    batch_size: int
-    threads: int | None
-    """Number of threads; None: the cores of the Spark task."""
 
     def extract(self, part: DatasetPart) -> _Extracted:
         """Write the features of one shard; a damaged sample or a non-finite number leaves no file.
@@ -66,7 +61,7 @@ class Extractor:
         try:
             with self.folder.new_file(part.file) as path:
                 with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
-                    tables = (self._table(batch, predict) for batch in part.batches(self.batch_size))
+                    tables = (self._table(batch, predict) for batch in part.batches(self.model.batch_size))
                     write_row_groups(tables, writer, _ROWS_PER_GROUP)
                 size = path.stat().st_size
         except _UnusableSampleError as error:
@@ -77,21 +72,24 @@ class Extractor:
         def load() -> Predict:
             from models.networks.features import features_and_outputs
 
-            of_model = partial(features_and_outputs, classes=len(self.model.class_names))
-            return load_keras(self.model, self.file.value, self.batch_size, threads, of_model)
+            of_model = partial(features_and_outputs, classes=len(described.class_names))
+            return load_keras(described, self.model.file.value, self.model.batch_size, threads, of_model)
 
-        threads = task_threads(self.threads)
-        return predictor(f"{self.model.model_id} features", load, self.batch_size, threads)
+        described = self.model.description
+        threads = task_threads(self.model.threads)
+        return predictor(f"{described.model_id} features", load, self.model.batch_size, threads)
 
     def _table(self, batch: SampleBatch, predict: Predict) -> pa.Table:
         if batch.rejected or batch.targets is None:
             row = batch.rejected[0]
             raise _UnusableSampleError(row["detail"] or f"{row['file']}: {row['reason']}")
-        found, classes = predict(batch.images)[: len(batch.known)], len(self.model.class_names)
+        found, classes = predict(batch.images)[: len(batch.known)], len(self.model.description.class_names)
         finite = np.isfinite(found).all(axis=1)
         if not finite.all():
             name = batch.known["id"][int(np.argmin(finite))].as_py()
-            raise _UnusableSampleError(f"{self.model.uri} gives features that are not finite for the sample {name}")
+            raise _UnusableSampleError(
+                f"{self.model.description.uri} gives features that are not finite for the sample {name}"
+            )
         columns = {
             "id": batch.known["id"],
             "features": as_lists(found[:, :-classes], SCHEMA.field("features").type),
@@ -159,7 +157,7 @@ def extract_features(
             found |= run_until_done(
                 spark,
                 {name: part for name, part in parts.items() if name not in found},
-                Extractor(model, weights, folder, batch_size, threads).extract,
+                Extractor(SentModel(model, weights, batch_size, threads), folder).extract,
                 finished=partial(_finished, folder, parts),
                 say=say,
                 job="probe",
@@ -169,7 +167,11 @@ def extract_features(
         if problems := [each.problem for each in found.values() if each.problem]:
             raise ValueError(problems[0])
         files = [each.file for name in parts if (each := found[name]).file is not None]
-        _check_seen(folder, files)
+        seen = complete_files(folder, {file.file: file.size for file in files})
+        if missing := [file.file for file in files if file.file not in seen]:
+            raise RuntimeError(
+                f"an executor has written {missing[0]}, which the driver does not see in {folder}: {_SHARE}"
+            )
         check_owner()
         return finish(folder, identity, files)
 
@@ -188,13 +190,6 @@ def _finished(folder: Location, parts: dict[str, DatasetPart], files: list[str])
         if rows == parts[name].rows and schema.names == SCHEMA.names:
             found[name] = _Extracted(FeatureFile(name, parts[name].split, rows, size))
     return found
-
-
-def _check_seen(folder: Location, files: list[FeatureFile]) -> None:
-    whole = complete_files(folder, {file.file: file.size for file in files})
-    missing = [file.file for file in files if file.file not in whole]
-    if missing:
-        raise RuntimeError(f"an executor has written {missing[0]}, which the driver does not see in {folder}: {_SHARE}")
 
 
 def check_head(file: bytes, classes: int, uri: str) -> None:

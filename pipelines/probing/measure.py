@@ -89,9 +89,11 @@ def penalty_lines(fitted: FittedHead, solver: SolverConfig) -> list[str]:
     """Return a table of the penalties, and notes for the user."""
     residual = "duality gap" if isinstance(solver, CoCoAConfig) else "gradient"
     lines = [f"{'l2':>10}  {f'val/{fitted.metric}':>26}  {'exchanges':>9}  {residual:>11}"]
-    for each in fitted.tried:
-        mark = "  chosen" if each.l2 == fitted.chosen.l2 else ""
-        lines.append(f"{each.l2:>10.3g}  {each.score:>26.4f}  {each.exchanges:>9}  {each.residual:>11.2g}{mark}")
+    lines += [
+        f"{each.l2:>10.3g}  {each.score:>26.4f}  {each.exchanges:>9}  {each.residual:>11.2g}"
+        + "  chosen" * (each.l2 == fitted.chosen.l2)
+        for each in fitted.tried
+    ]
     limit = (
         f"max_rounds={solver.max_rounds}"
         if isinstance(solver, CoCoAConfig)

@@ -86,10 +86,10 @@ def fit_head(
         step_done()
         return summed[:-1]
 
-    own = _part(features, TRAINING_SPLIT, collective)
-    standard = standardisation(own.features, sum_over_ranks)
-    design, targets = standard.design(own.features), own.targets.astype(np.float64)
-    del own  # half as much memory as the design
+    own, labels = _part(features, TRAINING_SPLIT, collective)
+    standard = standardisation(own, sum_over_ranks)
+    design, targets = standard.design(own), labels.astype(np.float64)
+    del own, labels  # half as much memory as the design
     validation = _part(features, VALIDATION_SPLIT, collective) if features.rows(VALIDATION_SPLIT) else None
     link: Link = "softmax" if task == "single_label" and not isinstance(solver, CoCoAConfig) else "sigmoid"
 
@@ -105,7 +105,7 @@ def fit_head(
             found = fit_logistic(design, targets, sum_over_ranks, task=task, **shared)
         state = found.state
         heads.append(LinearHead.of(found.weights, standard, link))
-        score = math.nan if validation is None else _score(heads[-1], validation, task, collective)
+        score = math.nan if validation is None else _score(heads[-1], *validation, task, collective)
         tried.append(FittedPenalty(l2, score, found.objective, found.exchanges, found.residual, found.converged))
         if collective.rank == 0:
             tell(PenaltyFitted(number=number, penalties=len(penalties), l2=l2, exchanges=found.exchanges))
@@ -114,27 +114,28 @@ def fit_head(
     return FittedHead(heads[best], tried[best], tuple(tried), _selection_metric(task))
 
 
-@dataclass(frozen=True)
-class _RankSamples:
-    """The samples of a split on this rank."""
-
-    features: NDArray[np.float32]
-    targets: NDArray[np.uint8]
-
-
-def _part(features: Features, split: str, collective: "HorovodCollective") -> _RankSamples:
+def _part(
+    features: Features, split: str, collective: "HorovodCollective"
+) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+    """Return the features and targets of this rank's samples of a split."""
     rows, rank, ranks = features.rows(split), collective.rank, collective.size
     start, stop = rows * rank // ranks, rows * (rank + 1) // ranks
     # A rank without samples reads one to get the numbers of features and classes.
     read = {name: features.array(split, name, start, max(stop, start + 1)) for name in ("features", "targets")}
-    return _RankSamples(read["features"][: stop - start], read["targets"][: stop - start])
+    return read["features"][: stop - start], read["targets"][: stop - start]
 
 
-def _score(head: LinearHead, validation: _RankSamples, task: Task, collective: "HorovodCollective") -> float:
+def _score(
+    head: LinearHead,
+    features: NDArray[np.float32],
+    targets: NDArray[np.uint8],
+    task: Task,
+    collective: "HorovodCollective",
+) -> float:
     """Return the metric of all samples that compares penalties; it is the same on every rank."""
-    probabilities = collective.concatenate(head.probabilities(validation.features))
-    targets = collective.concatenate(validation.targets)
-    return classification_scores(probabilities, targets, task).metrics[_selection_metric(task)]
+    probabilities = collective.concatenate(head.probabilities(features))
+    all_targets = collective.concatenate(targets)
+    return classification_scores(probabilities, all_targets, task).metrics[_selection_metric(task)]
 
 
 def _selection_metric(task: Task) -> str:

@@ -39,8 +39,9 @@ from pipelines.scoring.output.output import (
 from pipelines.scoring.output.write import PREDICTION_SCHEMA, Scorer, write_delta_log
 from pipelines.scoring.predict.convert import Reference
 from pipelines.scoring.predict.model import ModelDescription, check_fits
+from pipelines.scoring.predict.predictor import SentModel
 from pipelines.scoring.predict.processor import Runtime, why_unusable
-from pipelines.scoring.source import DATASET, Part, Source
+from pipelines.scoring.source import DATASET, Source
 from pipelines.spark.connect import sent
 from pipelines.spark.session import is_local_mode
 from pipelines.spark.tasks import run_until_done, watched
@@ -343,21 +344,18 @@ def _write(
         watched(look, name="groundswell-score-progress"),
     ):
         scorer = Scorer(
-            model,
-            weights,
+            SentModel(model, weights, settings.batch_size, settings.threads),
             settings.runtime,
             None if converted is None else sent_converted,
             "" if converted is None else converted.digest,
             output,
-            settings.batch_size,
             settings.thresholds,
-            settings.threads,
             _schema(source),
         )
         run_until_done(
             spark,
             {part.file: (part, earlier.get(part.file)) for part in source.parts if part.file not in found},
-            partial(_score_part, scorer),
+            lambda item: scorer.write(*item),
             finished=partial(find_written, output),
             say=say,
             job="score",
@@ -368,10 +366,6 @@ def _write(
 
 def _schema(source: Source) -> pa.Schema:
     return pa.schema([*PREDICTION_SCHEMA, *source.kept])
-
-
-def _score_part(scorer: Scorer, item: tuple[Part, WrittenPart | None]) -> WrittenPart:
-    return scorer.write(*item)
 
 
 def _scored(parts: list[WrittenPart], source: Source, output: Location, *, new: int) -> Scored:

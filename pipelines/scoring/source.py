@@ -138,12 +138,10 @@ class DatasetPart:
 
 @dataclass(frozen=True)
 class ArchivePart:
-    """Some samples of a raw archive."""
+    """Some samples of a raw archive; for `file` and `rows` see `DatasetPart`."""
 
     file: str
-    """Name of the file of predictions."""
     rows: int
-    """Number of samples, including unreadable ones."""
     archive: Archive
     samples: bytes
     """Rows of the archive's index, as an Arrow stream."""

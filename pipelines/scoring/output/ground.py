@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import rasterio
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import Colormap, ListedColormap
+from matplotlib.colors import Colormap, ListedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
@@ -32,7 +32,6 @@ from pipelines.storage.locations import inside
 
 SUFFIXES = (".geojson", ".tif")
 _NOTHING = 255
-_DOTS_PER_INCH = 150
 _INCHES, _LONGEST_NAME = 10.0, 44
 _CELLS_OF_A_PICTURE = 1500
 """Cells along the longer side of a picture."""
@@ -175,7 +174,7 @@ def write_map(found: GroundPredictions, file: Path) -> list[Path]:
             _write_geotiff(part, cell, own)
     else:
         _write_geojson(found, file)
-    draw(found).savefig(picture, dpi=_DOTS_PER_INCH, metadata={"Software": _MARK})
+    draw(found).savefig(picture, dpi=150, metadata={"Software": _MARK})
     return [*files, picture]
 
 
@@ -264,9 +263,9 @@ def draw(found: GroundPredictions) -> Figure:
         left, top = corners[:, 0].min(), corners[:, 1].max()
         extent = (left, left + pixels.shape[1] * cell, top - pixels.shape[0] * cell, top)
         axis.imshow(pixels, cmap=scheme, vmin=-0.5, vmax=len(colours) - 0.5, extent=extent, interpolation="nearest")
-        axis.set_xlim(extent[0] - margin, extent[1] + margin)
-        axis.set_ylim(extent[2] - margin, extent[3] + margin)
-        axis.set_aspect("equal")
+        axis.set(
+            xlim=(extent[0] - margin, extent[1] + margin), ylim=(extent[2] - margin, extent[3] + margin), aspect="equal"
+        )
         axis.set_title(f"EPSG {code}, {len(corners):,} {'patch' if len(corners) == 1 else 'patches'}", fontsize=9)
         axis.ticklabel_format(style="plain", useOffset=False)
         axis.tick_params(labelsize=7)
@@ -309,6 +308,5 @@ def _draw_squares(axis: Axes, centres: NDArray[np.float64], found: GroundPredict
 
 def class_colours(classes: int) -> list[str]:
     """Return a colour for each class as `#rrggbb`, the same for every map with this number of classes."""
-    scheme = colormaps["tab20"] if classes <= 20 else colormaps["turbo"]
-    places = range(classes) if classes <= 20 else np.linspace(0, 1, classes)
-    return ["#" + "".join(f"{round(255 * part):02x}" for part in scheme(place)[:3]) for place in places]
+    colours = colormaps["tab20"](range(classes)) if classes <= 20 else colormaps["turbo"](np.linspace(0, 1, classes))
+    return [to_hex(colour) for colour in colours]

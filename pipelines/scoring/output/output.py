@@ -46,7 +46,6 @@ _REJECTED_SCHEMA = REJECTED_SCHEMA.append(pa.field("part", pa.string(), nullable
 _TOP = (FILE_NAME, REJECTED_FILE, CONVERTED_FILE, ACCEPTANCE_FILE, DELTA_LOG_FILE)
 _PART = r"[^/_][^/]*-part-[0-9]{5,}\.parquet"
 _NAMES = re.compile("|".join([*map(re.escape, _TOP), _PART, progress_pattern(r"[^/]+\.parquet\.json")]))
-_EARLIER = "earlier-"
 _log = logging.getLogger(__name__)
 
 Identity = dict[str, Any]
@@ -85,7 +84,7 @@ _WRITTEN_PART = TypeAdapter(WrittenPart)
 
 def note_name(file: str, *, earlier: bool = False) -> str:
     """Return the path of a part's marker; `earlier`: of the marker for a part that is scored again."""
-    return f"{PROGRESS_FOLDER}/{_EARLIER * earlier}{file}.json"
+    return f"{PROGRESS_FOLDER}/{'earlier-' * earlier}{file}.json"
 
 
 def write_note(part: WrittenPart, output: Location, *, earlier: bool = False) -> None:
@@ -126,8 +125,7 @@ def read_identity(output: Location) -> Identity | None:
     """
     for name in (FILE_NAME, MARK_FILE):
         try:
-            identity: Identity = parse_json(output.read(name))["identity"]
-            return identity
+            return dict(parse_json(output.read(name))["identity"])
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (ValueError, KeyError, TypeError) as error:
@@ -185,9 +183,8 @@ def _of_manifest(output: Location) -> list[WrittenPart]:
     """Return the parts that a finished folder lists, with their rejected samples."""
     try:
         parts = parse_json(output.read(FILE_NAME))["parts"]
-        rejected = pq.read_table(pa.BufferReader(output.read(REJECTED_FILE))).to_pylist()
         by_part: dict[str, list[dict[str, str]]] = {}
-        for row in rejected:
+        for row in pq.read_table(pa.BufferReader(output.read(REJECTED_FILE))).to_pylist():
             by_part.setdefault(row.pop("part"), []).append(row)
         return [_WRITTEN_PART.validate_python({**part, "rejected": by_part.get(part["file"], [])}) for part in parts]
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):

@@ -19,8 +19,8 @@ from pipelines.dataset.prepare.shard import rejection
 from pipelines.machine.json_text import parse_json
 from pipelines.sample import Task
 from pipelines.scoring.output.output import DELTA_LOG_FILE, NOT_FINITE, WrittenPart, write_note
-from pipelines.scoring.predict.model import ModelDescription, predicted_classes
-from pipelines.scoring.predict.predictor import Predict, keras_predictor, predictor, task_threads
+from pipelines.scoring.predict.model import predicted_classes
+from pipelines.scoring.predict.predictor import Predict, SentModel, predictor, task_threads
 from pipelines.scoring.predict.processor import Runtime, used_features, why_unusable
 from pipelines.scoring.source import KNOWN_SCHEMA, Part, SampleBatch
 from pipelines.spark.connect import SentFile
@@ -48,19 +48,14 @@ class _LostRowsError(Exception):
 class Scorer:
     """Everything that a task needs beside its part; it is sent to the executors."""
 
-    model: ModelDescription
-    file: SentFile
-    """The `.keras` file."""
+    model: SentModel
     runtime: Runtime
     converted: SentFile | None
     """Input of `convert.load_converted`; None with Keras."""
     converted_digest: str
     """Identifier of the converted model among others of the same model."""
     output: Location
-    batch_size: int
     thresholds: tuple[float, ...]
-    threads: int | None
-    """Number of threads of one task; None: the cores of the Spark task."""
     schema: pa.Schema = PREDICTION_SCHEMA
     """Columns of the predictions; the user's own follow ours."""
 
@@ -102,19 +97,20 @@ class Scorer:
     def _load(self) -> tuple[Predict, str]:
         """Return this process's model, and what computes it here; Keras where the processor lacks what is needed."""
         reason = why_unusable(self.runtime)
-        converted, threads = self.converted, task_threads(self.threads)
+        converted, threads = self.converted, task_threads(self.model.threads)
         if converted is not None and reason is None:
             from pipelines.scoring.predict.convert import load_converted
 
             loaded = predictor(
-                f"{self.model.model_id} {self.converted_digest}",
-                lambda: load_converted(self.model, converted.value, self.runtime, self.batch_size, threads),
-                self.batch_size,
+                f"{self.model.description.model_id} {self.converted_digest}",
+                lambda: load_converted(
+                    self.model.description, converted.value, self.runtime, self.model.batch_size, threads
+                ),
+                self.model.batch_size,
                 threads,
             )
             return loaded, f"OpenVINO {self.runtime} with {', '.join(used_features(self.runtime))}"
-        loaded = keras_predictor(self.model, self.file, self.batch_size, self.threads)
-        return loaded, "Keras" if reason is None else f"Keras, as on {socket.gethostname()} {reason}"
+        return self.model.load(), "Keras" if reason is None else f"Keras, as on {socket.gethostname()} {reason}"
 
     def _write_batches(
         self, part: Part, predict: Predict, writer: pq.ParquetWriter
@@ -123,7 +119,7 @@ class Scorer:
         rejected: list[dict[str, str]] = []
 
         def predictions() -> Iterator[pa.Table]:
-            for batch in part.batches(self.batch_size):
+            for batch in part.batches(self.model.batch_size):
                 rejected.extend(batch.rejected)
                 if len(batch.known):
                     table, not_finite = self._predictions(batch, predict(batch.images), part.file)
@@ -136,6 +132,7 @@ class Scorer:
         self, batch: SampleBatch, probabilities: NDArray[np.float32], file: str
     ) -> tuple[pa.Table, list[dict[str, str]]]:
         """Return the predictions of a batch, and the samples whose predictions are not finite numbers."""
+        model = self.model.description
         finite = np.isfinite(probabilities[: len(batch.known)]).all(axis=1)
         ids = batch.known["id"].filter(pa.array(~finite)).to_pylist()
         rejected = [rejection(name, BadRecordError(file, NOT_FINITE)) for name in ids]
@@ -143,8 +140,8 @@ class Scorer:
         columns = {
             **{name: known[name] for name in known.column_names},
             "probabilities": as_lists(probabilities, PREDICTION_SCHEMA.field("probabilities").type),
-            "labels": label_names(probabilities, self.model.class_names, self.model.task, self.thresholds),
-            "model_version": pa.repeat(self.model.version, len(known)),
+            "labels": label_names(probabilities, model.class_names, model.task, self.thresholds),
+            "model_version": pa.repeat(model.version, len(known)),
         }
         return pa.table(columns, schema=self.schema), rejected
 

@@ -278,8 +278,7 @@ def _main(folder: Path) -> None:
     with zipfile.ZipFile(folder / _MODEL, "w") as archive:
         for name in (_GRAPH, _WEIGHTS):
             archive.write(folder / name, name)
-    compiled = _compiled(openvino.Core(), graph, model, runtime, _BATCH, threads)
-    predictors = {runtime: compiled, "keras": keras_predict}
+    predictors = {runtime: _compiled(openvino.Core(), graph, model, runtime, _BATCH, threads), "keras": keras_predict}
     f1, same = _compare(predictors, model, reference)
     acceptance = Acceptance(
         runtime,

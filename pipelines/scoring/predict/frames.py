@@ -34,10 +34,10 @@ from pipelines.dataset.format.encoding import array_bytes, encoded
 from pipelines.dataset.format.rows import Fields
 from pipelines.machine.versions import check_this_executor, imported_version
 from pipelines.scoring.output.write import PREDICTION_SCHEMA, as_lists, label_names
-from pipelines.scoring.predict.model import ModelDescription, describe
-from pipelines.scoring.predict.predictor import Predict, keras_predictor
+from pipelines.scoring.predict.model import describe
+from pipelines.scoring.predict.predictor import Predict, SentModel
 from pipelines.spark.columns import map_columns, quoted, select_columns
-from pipelines.spark.connect import SentFile, send
+from pipelines.spark.connect import send
 from pipelines.tracking.store.served import find_model, read_model_file
 
 if TYPE_CHECKING:
@@ -49,25 +49,21 @@ OWN_VERSION = imported_version()
 
 
 @dataclass(frozen=True)
-class _Sent:
-    """A model in the form that executors receive."""
+class _Sent(SentModel):
+    """A model for executors that may have other code than the driver."""
 
-    model: ModelDescription
-    file: SentFile
-    batch_size: int
-    threads: int | None
     code: str
     """Version and code of this project on the driver."""
 
     @property
     def fields(self) -> Fields:
         """Shape and dtype of every image column."""
-        return {each.name: (each.shape, np.dtype(each.dtype)) for each in self.model.inputs}
+        return {each.name: (each.shape, np.dtype(each.dtype)) for each in self.description.inputs}
 
     def load(self) -> Predict:
         """Return this process's model; raise RuntimeError if its code differs from the driver's."""
         check_this_executor(self.code)
-        return keras_predictor(self.model, self.file, self.batch_size, self.threads)
+        return super().load()
 
 
 def score_frame(
@@ -94,13 +90,13 @@ def score_frame(
         RuntimeError: The tracking server cannot be reached.
     """
     sent = _send(frame.sparkSession, model_uri, batch_size, threads)
-    inputs = [each.name for each in sent.model.inputs]
+    inputs = [each.name for each in sent.description.inputs]
     kept = _kept_columns(frame, keep, inputs, _RESULTS)
-    thresholds = sent.model.thresholds_or(threshold)
+    thresholds = sent.description.thresholds_or(threshold)
     schema = ", ".join([*kept, "probabilities array<float>", "labels array<string>", "model_version string"])
 
     def score(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        predict, known = sent.load(), sent.model
+        predict, known = sent.load(), sent.description
         for table, images in fixed_batches(batches, sent.fields, keep, sent.batch_size):
             probabilities = predict(images)[: len(table)]
             values = [
@@ -193,7 +189,7 @@ def predict_udf(
                 found += list(run(images)[: len(table)])
             yield pandas.Series(found)
 
-    predict.__annotations__ = _annotations(len(sent.model.inputs))
+    predict.__annotations__ = _annotations(len(sent.description.inputs))
     function: Callable[..., Any] = pandas_udf(predict, "array<float>")  # type: ignore[call-overload]
     return function
 
@@ -213,8 +209,7 @@ def flat_columns(frame: DataFrame, model_uri: str, *, keep: Sequence[str] = ("id
         ValueError: The model does not exist, or the frame lacks one of its columns.
         RuntimeError: The tracking server cannot be reached.
     """
-    model = describe(find_model(model_uri))
-    fields: Fields = {each.name: (each.shape, np.dtype(each.dtype)) for each in model.inputs}
+    fields: Fields = {each.name: (each.shape, np.dtype(each.dtype)) for each in describe(find_model(model_uri)).inputs}
     kept = _kept_columns(frame, keep, list(fields), list(fields))
     types = {name: "float" if dtype.kind == "f" else "int" for name, (_, dtype) in fields.items()}
     schema = ", ".join([*kept, *(f"{quoted(name)} array<{kind}>" for name, kind in types.items())])
@@ -241,8 +236,7 @@ def flattened(batch: pa.RecordBatch, fields: Fields, keep: Sequence[str]) -> pa.
 
 def _send(spark: SparkSession, model_uri: str, batch_size: int, threads: int | None) -> _Sent:
     served = find_model(model_uri)
-    model = describe(served)
-    return _Sent(model, send(spark, read_model_file(served)), batch_size, threads, OWN_VERSION)
+    return _Sent(describe(served), send(spark, read_model_file(served)), batch_size, threads, OWN_VERSION)
 
 
 def _kept_columns(frame: DataFrame, keep: Sequence[str], inputs: Sequence[str], results: Sequence[str]) -> list[str]:

@@ -5,6 +5,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,10 +45,26 @@ def forget() -> None:
     _loaded.clear()
 
 
-def keras_predictor(model: ModelDescription, file: SentFile, batch_size: int, threads: int | None) -> Predict:
-    """Return this process's Keras model; the arguments are those of `predictor`, `load_keras` and `task_threads`."""
-    used = task_threads(threads)
-    return predictor(model.model_id, lambda: load_keras(model, file.value, batch_size, used), batch_size, used)
+@dataclass(frozen=True)
+class SentModel:
+    """A Keras model in the form that tasks receive."""
+
+    description: ModelDescription
+    file: SentFile
+    """The `.keras` file."""
+    batch_size: int
+    threads: int | None
+    """Number of threads of one task; None: the cores of the Spark task."""
+
+    def load(self) -> Predict:
+        """Return this process's model."""
+        threads = task_threads(self.threads)
+        return predictor(
+            self.description.model_id,
+            lambda: load_keras(self.description, self.file.value, self.batch_size, threads),
+            self.batch_size,
+            threads,
+        )
 
 
 def load_keras(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,10 +26,10 @@ from models.metrics import (
 from pipelines.dataset.format.manifest import read_manifest
 from pipelines.sample import Task
 from pipelines.scoring.predict.model import DEFAULT_THRESHOLD, ModelDescription, predicted_classes
-from pipelines.scoring.predict.predictor import keras_predictor
+from pipelines.scoring.predict.predictor import SentModel
 from pipelines.scoring.predict.symmetries import Symmetries, averaged
 from pipelines.scoring.source import Part, Source
-from pipelines.spark.connect import SentFile, sent
+from pipelines.spark.connect import sent
 from pipelines.spark.tasks import run_tasks
 from pipelines.storage.folder import Location
 
@@ -70,14 +70,6 @@ class SliceScores(NamedTuple):
         return {"column": self.column, "value": self.value, "samples": self.samples, **self.metrics}
 
 
-class LabelPair(TypedDict):
-    """Two labels: one was missed, and the other was predicted instead."""
-
-    missed: str
-    predicted: str
-    samples: int
-
-
 @dataclass(frozen=True)
 class Measured:
     """All measurements of one split."""
@@ -91,23 +83,18 @@ class Measured:
     """Threshold of each class, tuned on validation; None if not tuned."""
     slices: list[SliceScores]
     """Scores by column; within a column the most frequent value comes first."""
-    pairs: list[LabelPair]
-    """Confused labels, the most frequent pair first."""
+    pairs: list[dict[str, str | int]]
+    """Confused labels, the most frequent pair first: one was missed, and the other was predicted instead."""
 
 
 def _collect(
-    model: ModelDescription,
-    file: SentFile,
-    batch_size: int,
-    threads: int | None,
-    symmetries: Symmetries | None,
-    part: Part,
+    model: SentModel, symmetries: Symmetries | None, part: Part
 ) -> tuple[list[str], bytes, bytes, list[dict[str, str]]]:
     """Score one part on an executor: return ids, probabilities, targets and rejected samples."""
-    predict = averaged(keras_predictor(model, file, batch_size, threads), symmetries)
+    predict = averaged(model.load(), symmetries)
     ids: list[str] = []
     probabilities, targets, rejected = [], [], []
-    for batch in part.batches(batch_size):
+    for batch in part.batches(model.batch_size):
         rejected += batch.rejected
         if batch.targets is not None:
             ids += batch.known["id"].to_pylist()
@@ -147,7 +134,7 @@ def collect_scores(
         found = run_tasks(
             spark,
             list(source.parts),
-            partial(_collect, model, weights, batch_size, threads, symmetries),
+            partial(_collect, SentModel(model, weights, batch_size, threads), symmetries),
             job="evaluate",
             folder=Location.at(source.where),
             files=[part.file for part in source.parts],
@@ -241,7 +228,7 @@ def _slices(scores: SplitScores, task: Task, columns: pa.Table) -> list[SliceSco
 
 def _pairs(
     scores: SplitScores, task: Task, class_names: Sequence[str], thresholds: float | NDArray[np.float64]
-) -> list[LabelPair]:
+) -> list[dict[str, str | int]]:
     present = scores.targets > 0
     predicted = predicted_classes(scores.probabilities, task, thresholds)
     # A sample has few missed and few invented classes, so almost all of the products are zero.

@@ -122,8 +122,7 @@ def _reliability_plot(reliability: Reliability) -> Plot:
         used = reliability.counts > 0
         axis.plot([0, 1], [0, 1], color=colors.text, linewidth=0.8, linestyle=":")
         axis.plot(reliability.confidence[used], reliability.accuracy[used], color=colors.fill, marker="o", markersize=4)
-        axis.set_xlim(0, 1)
-        axis.set_ylim(0, 1)
+        axis.set(xlim=(0, 1), ylim=(0, 1))
         axis.set_xlabel("mean probability", color=colors.text, fontsize=8)
         axis.set_ylabel("part that is right", color=colors.text, fontsize=8)
 

@@ -51,7 +51,7 @@ def test_other_layers_are_none(layer: dict[str, Any]) -> None:
 
 
 def test_a_folder_that_an_executor_does_not_see_is_named(tmp_path: Path) -> None:
-    extractor = Extractor(None, None, Location.at(tmp_path / "none"), 8, None)  # type: ignore[arg-type]
+    extractor = Extractor(None, Location.at(tmp_path / "none"))  # type: ignore[arg-type]
     found = extractor.extract(SimpleNamespace(file="train-0.parquet"))
     assert found.file is None
     assert re.search("does not see .*set probe.output to a folder on storage that all hosts mount", found.problem)

@@ -19,7 +19,7 @@ from pipelines.sample import ImageGroup
 from pipelines.scoring.output.output import begin
 from pipelines.scoring.output.write import PREDICTION_SCHEMA, Scorer, as_lists
 from pipelines.scoring.predict.model import ModelDescription
-from pipelines.scoring.predict.predictor import predictor
+from pipelines.scoring.predict.predictor import SentModel, predictor
 from pipelines.scoring.source import archive_source
 from pipelines.storage.folder import Location
 
@@ -91,7 +91,8 @@ def test_the_memory_of_a_task_does_not_depend_on_the_number_of_samples(tmp_path:
     def score(parts: int) -> dict[str, int]:
         output = Location.at(tmp_path / f"{parts} parts")
         begin(output, {})
-        scorer = Scorer(model, SimpleNamespace(value=None), "keras", None, "", output, BATCH_SIZE, (0.5, 0.5), 1)
+        sent = SentModel(model, SimpleNamespace(value=None), BATCH_SIZE, 1)
+        scorer = Scorer(sent, "keras", None, "", output, (0.5, 0.5))
         source = archive_source(Numbered(parts * ROWS_OF_A_PART), samples_per_file=ROWS_OF_A_PART)
         assert len(source.parts) == parts
         with peak_bytes() as found:

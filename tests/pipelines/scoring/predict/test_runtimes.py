@@ -21,6 +21,7 @@ from pipelines.scoring.output.output import check_ours
 from pipelines.scoring.output.write import Scorer
 from pipelines.scoring.predict.convert import Acceptance, Reference, check_accepted, convert
 from pipelines.scoring.predict.model import ModelDescription
+from pipelines.scoring.predict.predictor import SentModel
 from pipelines.scoring.predict.processor import Runtime, used_features, why_unusable
 from pipelines.scoring.source import dataset_source
 from pipelines.storage.folder import Location
@@ -119,7 +120,7 @@ def test_keras_takes_the_place_of_a_runtime_that_the_machine_lacks(
     monkeypatch.setattr(write, "why_unusable", lambda runtime: "the processor is old")
     output, file = Location.at(tmp_path), SimpleNamespace(value=b"never read")
     output.make("_progress")
-    scorer = Scorer(small_model, file, "int8", file, "x", output, 4, (0.5,) * 19, 1)
+    scorer = Scorer(SentModel(small_model, file, 4, 1), "int8", file, "x", output, (0.5,) * 19)
     part = next(iter(dataset_source(Location.at(small_dataset), ReaderSettings()).parts))
     written = scorer.write(part)
     assert written.rows == part.rows == pq.read_metadata(tmp_path / part.file).num_rows
