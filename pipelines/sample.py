@@ -14,7 +14,6 @@ TRAINING_SPLIT = "train"
 VALIDATION_SPLIT = "validation"
 """The split on which a model is scored after each epoch."""
 TEST_SPLIT = "test"
-_MOST_NUMBERS = 2**31
 SPLITS = (TRAINING_SPLIT, VALIDATION_SPLIT, TEST_SPLIT)
 
 
@@ -34,5 +33,5 @@ class ImageGroup:
     def __post_init__(self) -> None:
         if len(self.bands) != self.shape[2]:
             raise ValueError(f"image group {self.name!r}: {len(self.bands)} band names for shape {self.shape}")
-        if min(self.shape) < 1 or math.prod(self.shape) > _MOST_NUMBERS:
+        if min(self.shape) < 1 or math.prod(self.shape) > 2**31:
             raise ValueError(f"image group {self.name!r}: no sample has the shape {self.shape}")
