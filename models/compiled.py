@@ -73,19 +73,21 @@ class Library:
                 empty.touch()
                 _run([*shared, str(empty), "-o", str(stand_in), f"-Wl,-soname,{self.linked}"])
                 linked = ["-Wl,--no-as-needed", str(stand_in)]
-            sources = sorted(map(str, self.folder.glob("*.cc")))
-            _run([*shared, *FLAGS, *flags, *sources, "-o", str(built), *linked])
+            _run([*shared, *FLAGS, *flags, *sorted(map(str, self.folder.glob("*.cc"))), "-o", str(built), *linked])
             # The replacement is atomic: a process that has opened the old file keeps it.
             built.replace(path)
 
 
-def load(path: Path, open_library: Callable[[str], Loaded], without: str) -> Loaded | None:
+def load(
+    path: Path, open_library: Callable[[str], Loaded], without: str, *, failure: type[Exception] = OSError
+) -> Loaded | None:
     """Open a library; None, with a line in the log: it is missing or cannot be opened.
 
     Args:
         path: The library's file. It is missing in a .zip of --py-files, from which no library can be loaded.
-        open_library: Opens the library at a path; an OSError says why this failed.
+        open_library: Opens the library at a path; a `failure` says why this was impossible.
         without: Consequence of a missing library, for the log.
+        failure: Type of the exception of `open_library`.
     """
     log = logging.getLogger(__name__)
     if not path.exists():
@@ -93,7 +95,7 @@ def load(path: Path, open_library: Callable[[str], Loaded], without: str) -> Loa
         return None
     try:
         return open_library(str(path))
-    except OSError as error:
+    except failure as error:
         log.warning("%s does not load: %s: %s", path, without, error)
         return None
 

@@ -1,7 +1,8 @@
 """Objects by import path, without an import of TensorFlow."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -33,6 +34,22 @@ def import_function(path: str, setting: str) -> Callable[..., Any]:
         raise ValueError(f"{setting}={path}: {name} cannot be called, it is of type {type(found).__name__}")
     checked: Callable[..., Any] = found
     return checked
+
+
+@contextmanager
+def errors_of_function(subject: str) -> Iterator[None]:
+    """Make an exception of an imported function, which is called inside, an error of one line.
+
+    Args:
+        subject: Setting and import path, for the message.
+
+    Raises:
+        ValueError: The function or the use of its result raised any exception.
+    """
+    try:
+        yield
+    except Exception as error:  # the function's own code may raise any exception
+        raise ValueError(f"{subject}: the function raised {described(error)}") from error
 
 
 def described(error: BaseException) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from keras import ops
 
-from models.imported import described, import_function
+from models.imported import errors_of_function, import_function
 
 Loss = Callable[[Any, Any], Any]
 """Function from targets and logits, tensors of Keras's backend, to one loss per sample."""
@@ -73,10 +73,8 @@ def imported_loss(path: str, settings: Mapping[str, Any], *, setting: str) -> Lo
 
     def loss(targets: Any, logits: Any) -> Any:
         targets, logits = ops.cast(targets, "float32"), ops.cast(logits, "float32")
-        try:
+        with errors_of_function(f"{setting}={path}"):
             losses = ops.cast(function(targets, logits, **settings), "float32")
-        except Exception as error:  # the function's own code may raise any exception
-            raise ValueError(f"{setting}={path}: the function raised {described(error)}") from error
         if len(losses.shape) != 1:
             raise ValueError(
                 f"{setting}={path}: the function returned losses of the shape {tuple(losses.shape)}, expected one per "
@@ -91,10 +89,6 @@ def _multi_label(targets: Any, logits: Any) -> Any:
     return ops.mean(ops.binary_crossentropy(targets, logits, from_logits=True), axis=-1)
 
 
-def _single_label(targets: Any, logits: Any) -> Any:
-    return ops.categorical_crossentropy(targets, logits, from_logits=True)
-
-
 def _weighted_multi_label(weights: list[float], targets: Any, logits: Any) -> Any:
     weighted = ops.convert_to_tensor(weights, "float32") * targets * ops.softplus(-logits)
     return ops.mean(weighted + (1.0 - targets) * ops.softplus(logits), axis=-1)
@@ -105,4 +99,7 @@ def _weighted_single_label(weights: list[float], targets: Any, logits: Any) -> A
 
 
 _WEIGHTED = {"multi_label": _weighted_multi_label, "single_label": _weighted_single_label}
-_LOSSES: dict[str, Loss] = {"multi_label": _multi_label, "single_label": _single_label}
+_LOSSES: dict[str, Loss] = {
+    "multi_label": _multi_label,
+    "single_label": functools.partial(ops.categorical_crossentropy, from_logits=True),
+}

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score
 
-from models.imported import described, import_function
+from models.imported import errors_of_function, import_function
 
 Array = NDArray[Any]
 Counts = NDArray[np.int64]
@@ -40,17 +40,15 @@ def classification_scores(probabilities: Array, targets: Array, task: str) -> Cl
     Raises:
         ValueError: shapes that differ or are not `(samples, classes)`, or probabilities that are not finite.
     """
-    metrics: dict[str, float] = {}
     if task == "multi_label":
         counts = multi_label_counts(probabilities, targets)
-        metrics["f1_micro"] = f1_micro(counts)
+        metrics = {"f1_micro": f1_micro(counts)}
     else:
         counts = single_label_counts(probabilities, targets)
-        for k in (1, 5) if probabilities.shape[1] > 5 else (1,):
-            metrics[f"top_{k}"] = top_k_correct(probabilities, targets, k) / len(targets)
+        ks = (1, 5) if probabilities.shape[1] > 5 else (1,)
+        metrics = {f"top_{k}": top_k_correct(probabilities, targets, k) / len(targets) for k in ks}
     precisions = average_precision_per_class(probabilities, targets)
-    metrics["f1_macro"] = f1_macro(counts)
-    metrics["mean_average_precision"] = mean_average_precision(precisions)
+    metrics |= {"f1_macro": f1_macro(counts), "mean_average_precision": mean_average_precision(precisions)}
     return ClassificationScores(counts, precisions, metrics)
 
 
@@ -222,10 +220,8 @@ def imported_metric(path: str, settings: Mapping[str, Any], *, setting: str) -> 
     function = import_function(path, setting)
 
     def metric(targets: Array, probabilities: Array) -> float:
-        try:
+        with errors_of_function(f"{setting}={path}"):  # its result may be no number
             return float(function(targets, probabilities, **settings))
-        except Exception as error:  # the function's own code may raise any exception, and its result may be no number
-            raise ValueError(f"{setting}={path}: the function raised {described(error)}") from error
 
     return metric
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import keras
 
-from models.imported import described, import_function
+from models.imported import errors_of_function, import_function
 from models.layers.augmentation import SeededAugmentation
 from models.layers.backend import ON_TENSORFLOW
 
@@ -39,17 +39,11 @@ class ImportedAugmentation(SeededAugmentation):
         self.import_path, self.settings = path, dict(settings)
         self._function = import_function(path, _SETTING)
 
-    def build(self, images_shape: dict[str, Any], seeds_shape: Any = None) -> None:
-        """Create nothing: there are no variables."""
-        self.built = True
-
     def augmented(self, images: dict[str, Any], seeds: "tf.Tensor") -> dict[str, Any]:
         """Return the result of the function."""
         images = {name: tf.convert_to_tensor(group) for name, group in images.items()}
-        try:
+        with errors_of_function(self._subject):
             found = self._function(images, seeds, **self.settings)
-        except Exception as error:  # the function's own code may raise any exception
-            raise ValueError(f"{self._subject}: the function raised {described(error)}") from error
         expected = _described(images)
         if not isinstance(found, Mapping) or _described(found) != expected:
             got = _described(found) if isinstance(found, Mapping) else f"a {type(found).__name__}"

@@ -1,13 +1,12 @@
 """A network from outside this project, by import path."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 
-from models.imported import described, import_function
+from models.imported import errors_of_function, import_function
 
 _SETTING = "model.path"
 _OF_KERAS_APPLICATIONS = {"weights": None, "classifier_activation": None, "include_preprocessing": False}
@@ -45,11 +44,13 @@ def imported(
         ValueError: The function is not found, raises an exception, or returns something else. The message is one line.
     """
     function = import_function(path, _SETTING)
-    with _policy(dtype):
-        try:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(dtype or before)
+    try:
+        with errors_of_function(f"{_SETTING}={path}"):
             logits = _called(function, images, classes, dtype, settings)
-        except Exception as error:  # the function's own code may raise any exception
-            raise ValueError(f"{_SETTING}={path}: the function raised {described(error)}") from error
+    finally:
+        keras.config.set_dtype_policy(before)
     if not isinstance(logits, keras.KerasTensor) or tuple(logits.shape) != (None, classes):
         found = f"{tuple(logits.shape)}" if isinstance(logits, keras.KerasTensor) else f"a {type(logits).__name__}"
         raise ValueError(
@@ -75,13 +76,3 @@ def _called(
     if not isinstance(model, keras.Model):
         raise TypeError(f"a function with an argument input_shape returns a keras.Model, got a {type(model).__name__}")
     return model(images)
-
-
-@contextmanager
-def _policy(dtype: str | None) -> Iterator[None]:
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(dtype or before)
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy(before)

@@ -43,11 +43,9 @@ def shaped(tensor: tf.Tensor, shape: tuple[int | None, ...]) -> tf.Tensor:
 
 @cache
 def _load() -> Any | None:
-    return compiled.load(LIBRARY, _open, "compression runs without C++ kernels and takes longer")
-
-
-def _open(path: str) -> Any:
-    try:
-        return tf.load_op_library(path)
-    except tf.errors.OpError as error:
-        raise OSError(str(error)) from None
+    return compiled.load(
+        LIBRARY,
+        tf.load_op_library,
+        "compression runs without C++ kernels and takes longer",
+        failure=tf.errors.OpError,
+    )
