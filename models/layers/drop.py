@@ -1,7 +1,7 @@
 """Dropout and stochastic depth from the samples' seeds: the same on any number of ranks and after a resume."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +17,22 @@ _SEEDS: ContextVar[Any | None] = ContextVar("sample_seeds", default=None)
 _WEYL = 0x9E3779B9
 
 
-@contextmanager
-def sample_seeds(seeds: Any) -> Iterator[None]:
+def sample_seeds(seeds: Any) -> AbstractContextManager[None]:
     """Give the seeds of a batch, int32 `(batch,)` or None, to the layers that are called inside.
 
     The seeds are no input of the network, so that the served model takes only images.
     """
-    token = _SEEDS.set(seeds)
+    return within(_SEEDS, seeds)
+
+
+@contextmanager
+def within(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    """Give a context variable a value for all calls inside."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _SEEDS.reset(token)
+        variable.reset(token)
 
 
 @keras.saving.register_keras_serializable(package="groundswell")
@@ -102,15 +107,18 @@ def uniform(seeds: Any, number: int, count: int) -> Any:
 
     Source: Wellons 2018 ("lowbias32") for the function that mixes.
     """
-    words = _mix(_mix(tf.bitcast(seeds, tf.uint32)) + tf.constant(number * _WEYL % 2**32, tf.uint32))
+    words = mix(mix(tf.bitcast(seeds, tf.uint32)) + tf.constant(number * _WEYL % 2**32, tf.uint32))
     counter = tf.constant((np.arange(count, dtype=np.uint64) * _WEYL % 2**32).astype(np.uint32))
-    bits = _mix(words[:, tf.newaxis] + counter)
+    bits = mix(words[:, tf.newaxis] + counter)
     small = tf.bitcast(tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32)), tf.int32)
     return tf.cast(small, tf.float32) * 2.0**-24
 
 
-def _mix(word: Any) -> Any:
-    # The "lowbias32" finaliser: each input bit flips each output bit with probability 1/2, to 0.1 %.
+def mix(word: Any) -> Any:
+    """Return mixed uint32 words, by the "lowbias32" finaliser.
+
+    Each input bit flips each output bit with probability 1/2, to 0.1 %.
+    """
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         word = (word ^ tf.bitwise.right_shift(word, tf.constant(shift, tf.uint32))) * tf.constant(factor, tf.uint32)
     return word ^ tf.bitwise.right_shift(word, tf.constant(16, tf.uint32))

@@ -1,7 +1,6 @@
 """Smaller images in training: the network after this layer computes less, with the same weights."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -9,24 +8,20 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
+from models.layers.drop import within
 from models.layers.grids import Size
 from models.layers.preprocessing import sum_of_taps
 
 _SIZE: ContextVar[Size | None] = ContextVar("training_size", default=None)
 
 
-@contextmanager
-def training_size(size: Size | None) -> Iterator[None]:
+def training_size(size: Size | None) -> AbstractContextManager[None]:
     """Make `TrainingResolution` return images of this size to all calls inside; None: images keep their size.
 
     The size is no input of the network, so that the served model takes only images. It is a constant of the graph: a
     function that is traced inside must be traced again for another size.
     """
-    token = _SIZE.set(size)
-    try:
-        yield
-    finally:
-        _SIZE.reset(token)
+    return within(_SIZE, size)
 
 
 @keras.saving.register_keras_serializable(package="groundswell")

@@ -1,16 +1,16 @@
 """Random numbers that are a pure function of a key: no state to save, and any order of evaluation."""
 
 import math
+from functools import reduce
 
 import tensorflow as tf
+
+from models.layers.drop import mix
 
 
 def make_key(*numbers: int | tf.Tensor) -> tf.Tensor:
     """Return a key of two int32 from integers."""
-    key = tf.constant([0x243F6A88, 0x13198A2E], tf.int32)
-    for number in numbers:
-        key = fold_in(key, number)
-    return key
+    return reduce(fold_in, numbers, tf.constant([0x243F6A88, 0x13198A2E], tf.int32))
 
 
 def fold_in(key: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
@@ -22,8 +22,8 @@ def fold_in(key: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
 @tf.function(autograph=False)  # type: ignore[untyped-decorator]
 def _fold_in(key: tf.Tensor, word: tf.Tensor) -> tf.Tensor:
     words = tf.bitcast(key, tf.uint32)
-    first = _mix(words[0] ^ word)
-    second = _mix(words[1] + _mix(word ^ tf.constant(0x9E3779B9, tf.uint32)) + first)
+    first = mix(words[0] ^ word)
+    second = mix(words[1] + mix(word ^ tf.constant(0x9E3779B9, tf.uint32)) + first)
     return tf.bitcast(tf.stack([first, second]), tf.int32)
 
 
@@ -36,7 +36,7 @@ def uniform(shape: tuple[int, ...], key: tf.Tensor) -> tf.Tensor:
     """
     words = tf.bitcast(key, tf.uint32)
     counter = tf.cast(tf.range(math.prod(shape)), tf.uint32)
-    bits = _mix(_mix(counter ^ words[0]) + words[1])
+    bits = mix(mix(counter ^ words[0]) + words[1])
     # The conversion of signed integers is a vector instruction; that of unsigned integers is not.
     small = tf.bitcast(tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32)), tf.int32)
     return tf.reshape(tf.cast(small, tf.float32) * 2.0**-24, shape)
@@ -46,10 +46,3 @@ def normal(shape: tuple[int, ...], key: tf.Tensor) -> tf.Tensor:
     """Return standard normal float32, by the Box-Muller transform."""
     radius = tf.sqrt(-2.0 * tf.math.log(1.0 - uniform(shape, fold_in(key, 1))))
     return radius * tf.cos(2 * math.pi * uniform(shape, fold_in(key, 2)))
-
-
-def _mix(word: tf.Tensor) -> tf.Tensor:
-    # The "lowbias32" finaliser: each input bit flips each output bit with probability 1/2, to 0.1 %.
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        word = (word ^ tf.bitwise.right_shift(word, tf.constant(shift, tf.uint32))) * tf.constant(factor, tf.uint32)
-    return word ^ tf.bitwise.right_shift(word, tf.constant(16, tf.uint32))
