@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 import tensorflow as tf
 
@@ -61,8 +61,10 @@ class Context:
         return fold_in(self.key, self.rank + 1)
 
 
-class Codec(Protocol):
+class Codec:
     """The exchange of one tensor as a chain of phases, with a collective between each two.
+
+    Unless a codec says otherwise, it accepts every tensor, keeps no state and does nothing after dense exchanges.
 
         value = gradient
         for number in range(len(collectives)):
@@ -84,48 +86,29 @@ class Codec(Protocol):
     name: str
     collectives: tuple[CollectiveName, ...]
     """Names of the collectives between the phases; empty: every tensor is sent dense."""
-    compiled: bool
+    compiled: bool = True
     """Whether XLA may compile the phases: their shapes do not depend on the data."""
-    checks_finite: bool
+    checks_finite: bool = False
     """Whether phase 0 adds the bool "finite" to the memory: false if the corrected gradient has an infinity or NaN."""
-    local_clip_norm: float | None
+    local_clip_norm: float | None = None
     """Global norm: each rank clips its gradients to this norm divided by the square root of the number of ranks."""
 
     def accepts(self, shape: Shape) -> bool:
         """Return whether the codec compresses a tensor of this shape, of rank 2 or more; if not, it is sent dense."""
-
-    def state_specs(self, shape: Shape, size: int, *, dense: bool) -> dict[str, StateSpec]:
-        """Return the state of one tensor among `size` ranks; `dense` if it is never sent compressed."""
-
-    def phase(self, number: int, value: Message, memory: Memory, context: Context) -> tuple[Message, Memory]:
-        """Compute one link of the chain; see the class."""
-
-    def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
-        """Return the result for a mean that was sent dense: the tensor is small, or the exchange is `warming_up`."""
-
-    def join_parts(self, parts: tf.Tensor, shape: Shape) -> tf.Tensor:
-        """Return the whole tensor from the "owner" state of all ranks."""
-
-
-class LinearCodec:
-    """A codec whose payloads an allreduce sums; it accepts every tensor and does nothing after dense exchanges."""
-
-    compiled = True
-    checks_finite = False
-    local_clip_norm: float | None = None
-
-    def accepts(self, shape: Shape) -> bool:
-        """Accept every shape."""
         return True
 
     def state_specs(self, shape: Shape, size: int, *, dense: bool) -> dict[str, StateSpec]:
-        """Return no state."""
+        """Return the state of one tensor among `size` ranks; `dense` if it is never sent compressed."""
         return {}
 
+    def phase(self, number: int, value: Message, memory: Memory, context: Context) -> tuple[Message, Memory]:
+        """Compute one link of the chain; see the class."""
+        raise NotImplementedError
+
     def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
-        """Return the mean unchanged."""
+        """Return the result for a mean that was sent dense: the tensor is small, or the exchange is `warming_up`."""
         return mean, memory
 
     def join_parts(self, parts: tf.Tensor, shape: Shape) -> tf.Tensor:
-        """Raise an error: a linear codec has no owner state."""
-        raise AssertionError(f"a linear codec has no owner state, got parts of shape {parts.shape}")
+        """Return the whole tensor from the "owner" state of all ranks."""
+        raise NotImplementedError

@@ -14,10 +14,6 @@ Normalised = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 class RankGroup(Protocol):
     """The ranks that normalise with the common statistics of their batches."""
 
-    @property
-    def size(self) -> int:
-        """Number of ranks of the group."""
-
     def sum(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Return the sum over the group; the ranks match their calls by the name."""
 

@@ -13,7 +13,7 @@ def pack(codes: tf.Tensor, width: int, axis: int = 1) -> tf.Tensor:
     if 8 % width == 0:
         return _combine(tf.split(codes, 8 // width, axis), width)
     runs = tf.split(codes, 8, axis)
-    return tf.concat([_combine([_shift_right(run, bit) & _one() for run in runs], 1) for bit in range(width)], axis)
+    return tf.concat([_combine([_bit(run, place) for run in runs], 1) for place in range(width)], axis)
 
 
 def unpack(packed: tf.Tensor, width: int, axis: int = 1) -> tf.Tensor:
@@ -22,8 +22,7 @@ def unpack(packed: tf.Tensor, width: int, axis: int = 1) -> tf.Tensor:
         mask = tf.constant((1 << width) - 1, tf.uint8)
         return tf.concat([_shift_right(packed, place) & mask for place in range(0, 8, width)], axis)
     planes = tf.split(packed, width, axis)
-    runs = [_combine([_shift_right(plane, bit) & _one() for plane in planes], 1) for bit in range(8)]
-    return tf.concat(runs, axis)
+    return tf.concat([_combine([_bit(plane, place) for plane in planes], 1) for place in range(8)], axis)
 
 
 def spread(packed: tf.Tensor) -> tf.Tensor:
@@ -57,8 +56,8 @@ def _combine(codes: list[tf.Tensor], width: int) -> tf.Tensor:
     return byte
 
 
-def _one() -> tf.Tensor:
-    return tf.constant(1, tf.uint8)
+def _bit(codes: tf.Tensor, place: int) -> tf.Tensor:
+    return _shift_right(codes, place) & tf.constant(1, tf.uint8)
 
 
 def _shift_right(value: tf.Tensor, bits: int) -> tf.Tensor:

@@ -110,8 +110,10 @@ def clear(parts: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
     rows, elements = parts.shape
     flat = tf.reshape(tf.range(rows)[:, None] * elements + places, (-1, 1))
     # TensorFlow does this in place if no other operation reads the parts.
-    cleared = tf.tensor_scatter_nd_update(tf.reshape(parts, (-1,)), flat, tf.zeros_like(flat[:, 0], parts.dtype))
-    return tf.reshape(cleared, (rows, elements))
+    return tf.reshape(
+        tf.tensor_scatter_nd_update(tf.reshape(parts, (-1,)), flat, tf.zeros_like(flat[:, 0], parts.dtype)),
+        (rows, elements),
+    )
 
 
 def subtract(parts: tf.Tensor, rows: tf.Tensor, places: tf.Tensor, values: tf.Tensor) -> tf.Tensor:

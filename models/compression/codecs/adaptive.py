@@ -38,8 +38,12 @@ def adaptive(*, density: float, density_schedule: Sequence[tuple[int, float]]) -
     Differs: exact instead of sampled thresholds, for each rank's part of a tensor; two rounds instead of quantising
     again at every step of a ring.
     """
-    quantiser = AdaptiveQuantiser(density_by_step(density, density_schedule))
-    return ScatterGather("adaptive", quantiser, ErrorFeedback(), owner_feedback=True)
+    return ScatterGather(
+        "adaptive",
+        AdaptiveQuantiser(density_by_step(density, density_schedule)),
+        ErrorFeedback(),
+        owner_feedback=True,
+    )
 
 
 class AdaptiveQuantiser(Compressor):

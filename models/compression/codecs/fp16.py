@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from models.compression.codec import Codec, CollectiveName, Context, LinearCodec, Memory, Message, Shape
+from models.compression.codec import Codec, CollectiveName, Context, Memory, Message, Shape
 from models.compression.schemes.memory import NoMemory
 from models.compression.schemes.scatter_gather import Compressor, ScatterGather
 from models.compression.schemes.stripes import FlatLayout
@@ -31,7 +31,7 @@ def fp16(*, prescale: float, sum_in_float32: bool) -> Codec:
     return _SummedHalves(prescale)
 
 
-class _SummedHalves(LinearCodec):
+class _SummedHalves(Codec):
     """mean = sum over ranks of half(g * prescale / N) / prescale.
 
     The division by N comes first, so that the sum is at most as large as the largest gradient of a rank.

@@ -1,9 +1,9 @@
 """No compression: 4 bytes per element."""
 
-from models.compression.codec import CollectiveName, Context, LinearCodec, Memory, Message
+from models.compression.codec import Codec, CollectiveName, Context, Memory, Message
 
 
-class NoneCodec(LinearCodec):
+class NoneCodec(Codec):
     """Every tensor is sent dense, one grouped allreduce per bucket: bit for bit the result of Horovod's own."""
 
     name = "none"

@@ -32,8 +32,13 @@ def norm_sparsifier(*, exact_mean: bool) -> Codec:
     Source: Alistarh et al. 2017, section 3.1 with s = 1.
     Differs: one norm for each rank's part of a tensor; places of 31 bits instead of Elias codes.
     """
-    owner = ExactNonzeros() if exact_mean else None
-    return ScatterGather("norm_sparsifier", NormSparsifier(), NoMemory(), owner_feedback=False, owner_compressor=owner)
+    return ScatterGather(
+        "norm_sparsifier",
+        NormSparsifier(),
+        NoMemory(),
+        owner_compressor=ExactNonzeros() if exact_mean else None,
+        owner_feedback=False,
+    )
 
 
 class NormSparsifier(Compressor):

@@ -8,14 +8,14 @@ import tensorflow as tf
 
 from models.compression import kernels
 from models.compression.arithmetic.randomness import normal
-from models.compression.codec import CollectiveName, Context, LinearCodec, Memory, Message, Shape, StateSpec
+from models.compression.codec import Codec, CollectiveName, Context, Memory, Message, Shape, StateSpec
 from models.compression.schemes.piecewise import PiecewiseConstant
 
 # A column that orthogonalisation makes shorter than this was a combination of the others, up to rounding.
 _RELATIVE_ZERO = 1e-5
 
 
-class PowerSGD(LinearCodec):
+class PowerSGD(Codec):
     """Runs one step of subspace iteration from the previous step's result, with a residual.
 
         M = g + residual                               (rows, columns) = (all but the last axis, the last)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from models.compression.arithmetic.randomness import uniform
-from models.compression.codec import CollectiveName, Context, LinearCodec, Memory, Message, Shape, StateSpec
+from models.compression.codec import Codec, CollectiveName, Context, Memory, Message, Shape, StateSpec
 from models.compression.schemes.piecewise import density_by_step, elements_to_send
 
 
-class RandomK(LinearCodec):
+class RandomK(Codec):
     """Sends `density * n` elements: one at random from each of as many runs of the flattened tensor, 4 bytes each.
 
     Every rank draws the same places from a shared key, so that no place needs to be sent. With error feedback the

@@ -107,7 +107,11 @@ class GradientExchange:
         compressed = [index for index, shape in enumerate(shapes) if self._is_compressed(shape)]
         self._buckets = self._make_buckets(compressed)
         self.dense_buckets = self._make_dense_buckets([i for i in range(len(shapes)) if i not in compressed])
-        self._compiled: dict[tuple[int, int], Callable[..., Any]] = {}
+        self._phases = {
+            (bucket, number): self._phase(bucket, number)
+            for bucket in range(len(self._buckets))
+            for number in range(len(self.codec.collectives) + 1)
+        }
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -304,7 +308,7 @@ class GradientExchange:
             with tf.control_dependencies([ready]):
                 step = self._step.read_value()
                 values = tf.nest.map_structure(tf.identity, values, expand_composites=True)
-            values, memories, finite = self._phase(bucket, number)(values, memories, step, scale)
+            values, memories, finite = self._phases[bucket, number](values, memories, step, scale)
             encoded = now(values)
             part = TimedPart.ENCODE if number == 0 else TimedPart.DECODE
             self.count(part, ready, encoded, f"bucket {bucket}, part {number}", indexes)
@@ -329,41 +333,39 @@ class GradientExchange:
         return list(values), payload
 
     def _phase(self, bucket: int, number: int) -> Callable[..., Any]:
-        if (bucket, number) not in self._compiled:
 
-            def run(values: Any, memories: Any, step: Any, scale: Any) -> Any:
-                finite = self.all_finite(values) if number == 0 and not self.codec.checks_finite else None
-                messages, changes, checked = [], [], []
-                for index, value, memory in zip(self._buckets[bucket], values, memories, strict=True):
-                    context = Context(
-                        shape=self._shapes[index],
-                        rank=self.collective.rank,
-                        size=self.collective.size,
-                        step=step,
-                        seed=self.seed,
-                        tensor=index,
-                        residual_scale=scale,
-                    )
-                    message, after = self.codec.phase(number, value, dict(memory), context)
-                    messages.append(message)
-                    if "finite" in after:
-                        checked.append(after.pop("finite"))
-                    # XLA's code would copy tensors that it only passes on: None stands for no change.
-                    changes.append({name: None if new is memory.get(name) else new for name, new in after.items()})
-                return messages, changes, tf.stack(checked) if finite is None and checked else finite
+        def run(values: Any, memories: Any, step: Any, scale: Any) -> Any:
+            finite = self.all_finite(values) if number == 0 and not self.codec.checks_finite else None
+            messages, changes, checked = [], [], []
+            for index, value, memory in zip(self._buckets[bucket], values, memories, strict=True):
+                context = Context(
+                    shape=self._shapes[index],
+                    rank=self.collective.rank,
+                    size=self.collective.size,
+                    step=step,
+                    seed=self.seed,
+                    tensor=index,
+                    residual_scale=scale,
+                )
+                message, after = self.codec.phase(number, value, dict(memory), context)
+                messages.append(message)
+                if "finite" in after:
+                    checked.append(after.pop("finite"))
+                # XLA's code would copy tensors that it only passes on: None stands for no change.
+                changes.append({name: None if new is memory.get(name) else new for name, new in after.items()})
+            return messages, changes, tf.stack(checked) if finite is None and checked else finite
 
-            compiled = tf.function(run, jit_compile=True, autograph=False) if self.jit_compile else run
+        compiled = tf.function(run, jit_compile=True, autograph=False) if self.jit_compile else run
 
-            def phase(values: Any, memories: Any, step: Any, scale: Any) -> Any:
-                messages, changes, finite = compiled(values, memories, step, scale)
-                after = [
-                    {name: memory[name] if new is None else new for name, new in change.items()}
-                    for memory, change in zip(memories, changes, strict=True)
-                ]
-                return messages, after, finite
+        def phase(values: Any, memories: Any, step: Any, scale: Any) -> Any:
+            messages, changes, finite = compiled(values, memories, step, scale)
+            after = [
+                {name: memory[name] if new is None else new for name, new in change.items()}
+                for memory, change in zip(memories, changes, strict=True)
+            ]
+            return messages, after, finite
 
-            self._compiled[bucket, number] = phase
-        return self._compiled[bucket, number]
+        return phase
 
     def _read(self, index: int) -> Memory:
         return {name: variable.read_value() for name, variable in self._memories[index].items()}
@@ -375,9 +377,12 @@ class GradientExchange:
 
     def check_own(self, finite: tf.Tensor, indexes: Sequence[int]) -> tf.Tensor:
         """Return `finite` if the gradients at these positions are finite; else raise on this rank, see `exchange`."""
-        names = [self.names[index] for index in indexes]
-        text = f"rank {self.collective.rank}: {GRADIENTS_NOT_FINITE}, from optimizer step"
-        return check_finite(finite, names, text, self._step.read_value())
+        return check_finite(
+            finite,
+            [self.names[index] for index in indexes],
+            f"rank {self.collective.rank}: {GRADIENTS_NOT_FINITE}, from optimizer step",
+            self._step.read_value(),
+        )
 
     def count(self, part: TimedPart, start: tf.Tensor, end: tf.Tensor, name: str, indexes: Sequence[int]) -> None:
         """Add the time of one part for the gradients at these positions to the figures."""

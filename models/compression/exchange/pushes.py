@@ -10,7 +10,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, all_finite, check_finite
-from models.compression.codec import Codec, Context, Memory, Message, Shape
+from models.compression.codec import Codec, Context, Memory, Shape
 from models.compression.schemes.scatter_gather import ScatterGather
 
 _LENGTH = np.dtype("<u4")
@@ -106,8 +106,7 @@ class PushCodec:
         arrays = [np.ascontiguousarray(array) for array in message]
         if dense or not self._compressed[index]:
             return [_bytes_of(arrays[0])]
-        pairs = [(np.array([array.nbytes], _LENGTH), array) for array in arrays]
-        return [_bytes_of(each) for pair in pairs for each in pair]
+        return [_bytes_of(each) for array in arrays for each in (np.array([array.nbytes], _LENGTH), array)]
 
     def unpack(self, indexes: Sequence[int], pushed: memoryview, *, dense: bool) -> list[NDArray[np.float32]]:
         """Return the gradients of these tensors from a worker's packed bytes, in new memory.
@@ -155,7 +154,8 @@ class PushCodec:
         message, after = self._codec.phase(0, value, before, self._context(index, step, scale))
         for name, variable in memory.items():
             variable.assign(after[name])
-        return _arrays_of(message)
+        assert isinstance(message, tuple), "messages whose length depends on the data cannot be pushed"
+        return message
 
     def _context(self, index: int, step: tf.Tensor, scale: tf.Tensor) -> Context:
         return Context(self._shapes[index], self._rank, 1, step, self._seed, index, scale)
@@ -167,7 +167,9 @@ class PushCodec:
             def encode(value: tf.Tensor) -> tuple[tf.Tensor, ...]:
                 memory = {name: tf.zeros(each.shape) for name, each in self._memories[index].items()}
                 context = self._context(index, tf.constant(0), tf.constant(1.0))
-                return _arrays_of(self._codec.phase(0, value, memory, context)[0])
+                message, _ = self._codec.phase(0, value, memory, context)
+                assert isinstance(message, tuple)
+                return message
 
             traced = tf.function(encode, autograph=False).get_concrete_function(tf.TensorSpec(self._shapes[index]))
             # The step's density decides how many elements top-k sends: the last axis has any length.
@@ -175,12 +177,6 @@ class PushCodec:
                 (np.dtype(each.dtype.as_numpy_dtype), (*each.shape.as_list()[:-1], -1)) for each in traced.outputs
             ]
         return self._formats[index]
-
-
-def _arrays_of(message: Message) -> tuple[tf.Tensor, ...]:
-    if not isinstance(message, tuple):
-        raise ValueError("messages whose length depends on the data cannot be pushed")
-    return message
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:

@@ -42,12 +42,8 @@ class ShardExchange:
             exchange: The exchange of these ranks with the codec `none`, which provides buckets, checks and figures.
             collective: The operations of all ranks together.
             variables: The trainable variables of the model, in the order of the gradients.
-
-        Raises:
-            ValueError: the exchange has a codec that compresses.
         """
-        if exchange.codec.collectives:
-            raise ValueError(f"parts of gradients travel without compression, got the codec {exchange.codec.name!r}")
+        assert not exchange.codec.collectives, "parts of gradients travel without compression"
         exchange.build(variables)
         self._exchange, self._collective = exchange, collective
         self._shapes = [tuple(variable.shape) for variable in variables]

@@ -120,10 +120,8 @@ def _transfer_ragged(
     tensors, size = len(messages), collective.size
     lengths = tf.stack([tf.cast(message.row_lengths(), tf.int32) for message in messages], 1)
     rows = tf.concat([tf.RaggedTensor.from_tensor(to_bytes(lengths)), *messages], 1)
-    if kind == "alltoall":
-        received = collective.alltoall(rows.flat_values, tf.cast(rows.row_lengths(), tf.int32), name)
-    else:
-        received = collective.allgather(rows.flat_values, name)
+    splits = tf.cast(rows.row_lengths(), tf.int32) if kind == "alltoall" else None
+    received = _move(kind, rows.flat_values, collective, name, splits)
     pieces = tf.RaggedTensor.from_row_lengths(received, _piece_lengths(received, size, tensors))
     columns = [tf.gather(pieces, tf.range(size) * (tensors + 1) + 1 + tensor) for tensor in range(tensors)]
     return columns, tf.size(rows.flat_values)
@@ -143,8 +141,10 @@ def _piece_lengths(received: tf.Tensor, size: int, tensors: int) -> tf.Tensor:
     return tf.cast(array.concat(), tf.int64)
 
 
-def _move(kind: CollectiveName, rows: tf.Tensor, collective: Collective, name: str) -> tf.Tensor:
-    return collective.alltoall(rows, name=name) if kind == "alltoall" else collective.allgather(rows, name)
+def _move(
+    kind: CollectiveName, rows: tf.Tensor, collective: Collective, name: str, splits: tf.Tensor | None = None
+) -> tf.Tensor:
+    return collective.alltoall(rows, splits, name) if kind == "alltoall" else collective.allgather(rows, name)
 
 
 def _bytes(tensors: Sequence[tf.Tensor]) -> int | tf.Tensor:

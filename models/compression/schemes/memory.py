@@ -63,7 +63,7 @@ class ErrorFeedback(WorkerMemory):
         return {**memory, "residual": remainder}
 
 
-class MomentumCorrection(WorkerMemory):
+class MomentumCorrection(ErrorFeedback):
     """Error feedback on velocities instead of gradients.
 
         u = momentum * u + g;  v = v + u            (Nesterov: u = momentum * (u + g);  v = v + u + g)
@@ -82,8 +82,7 @@ class MomentumCorrection(WorkerMemory):
 
     def state_specs(self, shape: Shape, *, dense: bool) -> dict[str, StateSpec]:
         """Return the state: u, and v as the residual."""
-        velocity = {"velocity": StateSpec(shape, "worker")}
-        return velocity if dense else velocity | {"residual": StateSpec(shape, "worker")}
+        return {"velocity": StateSpec(shape, "worker"), **super().state_specs(shape, dense=dense)}
 
     def advance(self, gradient: tf.Tensor, memory: Memory) -> tuple[tf.Tensor, Memory]:
         """Return the tensor that this gradient adds to v."""

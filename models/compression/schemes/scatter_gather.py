@@ -5,7 +5,7 @@ from typing import Protocol
 import tensorflow as tf
 
 from models.compression.arithmetic.randomness import fold_in
-from models.compression.codec import CollectiveName, Context, Memory, Message, Shape, StateSpec
+from models.compression.codec import Codec, CollectiveName, Context, Memory, Message, Shape, StateSpec
 from models.compression.schemes.memory import WorkerMemory
 from models.compression.schemes.stripes import FlatLayout, Layout, clear_padding
 
@@ -60,7 +60,7 @@ class NativeCompressor(Protocol):
         """Return the tensor of `shape` from the message's rows, one row per part."""
 
 
-class ScatterGather:
+class ScatterGather(Codec):
     """A codec of two rounds around a compressor.
 
         each rank:           p = memory(g);  send part r of Q(p) to rank r;  remember p - Q(p)
@@ -101,10 +101,6 @@ class ScatterGather:
         self.compiled = compressor.compiled and compressor.native is None and self.owner_compressor.compiled
         self.checks_finite = compressor.native is not None
         self.local_clip_norm = local_clip_norm
-
-    def accepts(self, shape: Shape) -> bool:
-        """Accept every shape."""
-        return True
 
     def state_specs(self, shape: Shape, size: int, *, dense: bool) -> dict[str, StateSpec]:
         """Return the state: that of the memory, and the owner's residual."""
