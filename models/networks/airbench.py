@@ -4,7 +4,7 @@ import keras
 import numpy as np
 
 from models.layers.drop import SeededDrop
-from models.networks.blocks import Layers, check_classes_and_width, scaled
+from models.networks.blocks import Layers
 from models.networks.whitening import whitening_convolution
 
 STAGE_CHANNELS = (64, 256, 256)
@@ -39,11 +39,17 @@ def airbench(
     with a gain, epsilon 1e-5 and momentum 0.9. The whitening convolution has no bias. The largest value is over all
     remaining pixels, which are 3 x 3 for 32 x 32 as in the source.
     """
-    check_classes_and_width(classes, width_factor)
-    layers = Layers(dtype, stochastic_depth=0.0, zero_init_residual=False, blocks=0)
+    layers = Layers(
+        dtype,
+        classes=classes,
+        width_factor=width_factor,
+        stochastic_depth=0.0,
+        zero_init_residual=False,
+        blocks=0,
+    )
     features = layers.activation(whitening_convolution(images, 2, dtype=dtype), name="whitening_relu")
     for stage, published in enumerate(STAGE_CHANNELS, start=1):
-        channels, name = scaled(published, width_factor), f"stage{stage}"
+        channels, name = layers.scaled(published), f"stage{stage}"
         features = _convolution(features, channels, f"{name}_conv1", dtype)
         features = keras.layers.MaxPooling2D(2, dtype=dtype, name=f"{name}_pool")(features)
         features = layers.activation(layers.normalisation(features, name=f"{name}_bn1"), name=f"{name}_relu1")

@@ -47,13 +47,11 @@ def build_model(
         **settings: The network's own settings.
 
     Raises:
-        ValueError: an unknown network or precision; augmentation, dropout or stochastic depth, which require
+        ValueError: an unknown network; augmentation, dropout or stochastic depth, which require
             TensorFlow, on another backend of Keras. Or an error of `preprocess`, the network or the augmentation.
     """
     if network not in NETWORKS:
         raise ValueError(f"network must be one of {tuple(NETWORKS)}, got {network!r}")
-    if precision not in POLICIES:
-        raise ValueError(f"precision must be one of {tuple(POLICIES)}, got {precision!r}")
     inputs = {group.name: keras.Input(group.shape, dtype=group.dtype, name=group.name) for group in groups}
     images = preprocess(inputs, groups, upsampling=upsampling)
     if resizes:

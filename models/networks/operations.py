@@ -43,15 +43,9 @@ def layer_flops(operation: Any) -> int:
         layer = layer.layer
     if isinstance(layer, keras.layers.Dense):
         return 2 * int(math.prod(layer.kernel.shape) * math.prod(operation.output.shape[1:-1]))
-    if isinstance(layer, _TRANSPOSED):
-        return 2 * _pixels(layer, operation.input) * int(math.prod(layer.kernel.shape))
-    if isinstance(layer, _SEPARABLE):
-        weights = int(math.prod(layer.depthwise_kernel.shape) + math.prod(layer.pointwise_kernel.shape))
-        return 2 * _pixels(layer, operation.output) * weights
-    if isinstance(layer, _CONVOLUTIONS):
-        return 2 * _pixels(layer, operation.output) * int(math.prod(layer.kernel.shape))
-    return 0
-
-
-def _pixels(layer: Any, image: Any) -> int:
-    return int(math.prod(image.shape[2:] if layer.data_format == "channels_first" else image.shape[1:-1]))
+    if not isinstance(layer, _CONVOLUTIONS + _SEPARABLE + _TRANSPOSED):
+        return 0
+    kernels = (layer.depthwise_kernel, layer.pointwise_kernel) if isinstance(layer, _SEPARABLE) else (layer.kernel,)
+    image = operation.input if isinstance(layer, _TRANSPOSED) else operation.output
+    pixels = image.shape[2:] if layer.data_format == "channels_first" else image.shape[1:-1]
+    return 2 * int(math.prod(pixels) * sum(math.prod(kernel.shape) for kernel in kernels))

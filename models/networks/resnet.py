@@ -2,11 +2,10 @@
 
 import keras
 
-from models.networks.blocks import Layers, check_classes_and_width, head, scaled
+from models.networks.blocks import Layers
 
 BLOCKS_PER_STAGE = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 STAGE_CHANNELS = (64, 128, 256, 512)
-_BOTTLENECK_EXPANSION = 4
 
 
 def resnet(
@@ -45,22 +44,24 @@ def resnet(
     """
     if depth not in BLOCKS_PER_STAGE:
         raise ValueError(f"depth must be one of {sorted(BLOCKS_PER_STAGE)}, got {depth}")
-    check_classes_and_width(classes, width_factor)
-    block = _bottleneck_block if depth >= 50 else _basic_block
-
     layers = Layers(
         dtype,
+        classes=classes,
+        width_factor=width_factor,
         stochastic_depth=stochastic_depth,
         zero_init_residual=zero_init_residual,
         blocks=sum(BLOCKS_PER_STAGE[depth]),
     )
-    features = layers.convolved(images, scaled(STAGE_CHANNELS[0], width_factor), 7, stride=2, name="stem")
+    residual_of = layers.bottleneck_residual if depth >= 50 else layers.basic_residual
+    features = layers.convolved(images, layers.scaled(STAGE_CHANNELS[0]), 7, stride=2, name="stem")
     features = keras.layers.MaxPooling2D(3, strides=2, padding="same", dtype=dtype, name="stem_pool")(features)
     for stage, (channels, blocks) in enumerate(zip(STAGE_CHANNELS, BLOCKS_PER_STAGE[depth], strict=True), start=1):
         for number in range(1, blocks + 1):
+            name = f"stage{stage}_block{number}"
             stride = 2 if stage > 1 and number == 1 else 1
-            features = block(layers, features, scaled(channels, width_factor), stride, f"stage{stage}_block{number}")
-    return head(features, classes=classes, dropout=dropout)
+            residual = residual_of(features, layers.scaled(channels), stride=stride, name=name)
+            features = _joined(layers, features, residual, stride, name)
+    return layers.head(features, dropout=dropout)
 
 
 def _joined(
@@ -71,20 +72,3 @@ def _joined(
         shortcut = layers.convolution(shortcut, channels, 1, stride=stride, name=f"{name}_projection_conv")
         shortcut = layers.normalisation(shortcut, name=f"{name}_projection_bn")
     return layers.activation(layers.add(shortcut, residual, name=f"{name}_add"), name=f"{name}_relu")
-
-
-def _basic_block(
-    layers: Layers, features: keras.KerasTensor, channels: int, stride: int, name: str
-) -> keras.KerasTensor:
-    residual = layers.basic_residual(features, channels, stride=stride, name=name)
-    return _joined(layers, features, residual, stride, name)
-
-
-def _bottleneck_block(
-    layers: Layers, features: keras.KerasTensor, channels: int, stride: int, name: str
-) -> keras.KerasTensor:
-    residual = layers.convolved(features, channels, 1, name=name, number="1")
-    residual = layers.convolved(residual, channels, 3, stride=stride, name=name, number="2")
-    residual = layers.convolution(residual, _BOTTLENECK_EXPANSION * channels, 1, name=f"{name}_conv3")
-    residual = layers.last_normalisation(residual, name=f"{name}_bn3")
-    return _joined(layers, features, residual, stride, name)

@@ -2,7 +2,7 @@
 
 import keras
 
-from models.networks.blocks import Layers, check_classes_and_width, head, scaled
+from models.networks.blocks import Layers
 
 STEM_CHANNELS = 64
 STAGE_CHANNELS = (128, 256, 512)
@@ -50,18 +50,22 @@ def resnet9(
     (Goyal et al. 2017, section 5.1). The mean of all pixels, not Page's largest value. Logits with a bias, and not
     multiplied by 0.125.
     """
-    check_classes_and_width(classes, width_factor)
     layers = Layers(
-        dtype, stochastic_depth=stochastic_depth, zero_init_residual=zero_init_residual, blocks=len(WITH_BLOCK)
+        dtype,
+        classes=classes,
+        width_factor=width_factor,
+        stochastic_depth=stochastic_depth,
+        zero_init_residual=zero_init_residual,
+        blocks=len(WITH_BLOCK),
     )
-    features = layers.convolved(images, scaled(STEM_CHANNELS, width_factor), 3, stride=stem_stride, name="stem")
+    features = layers.convolved(images, layers.scaled(STEM_CHANNELS), 3, stride=stem_stride, name="stem")
     for stage, channels in enumerate(STAGE_CHANNELS, start=1):
         name = f"stage{stage}"
-        features = layers.convolution(features, scaled(channels, width_factor), 3, name=f"{name}_conv")
+        features = layers.convolution(features, layers.scaled(channels), 3, name=f"{name}_conv")
         features = keras.layers.MaxPooling2D(2, dtype=dtype, name=f"{name}_pool")(features)
         features = layers.activation(layers.normalisation(features, name=f"{name}_bn"), name=f"{name}_relu")
         if stage in WITH_BLOCK:
             residual = layers.basic_residual(features, features.shape[-1], name=f"{name}_block")
             features = layers.add(features, residual, name=f"{name}_block_add")
             features = layers.activation(features, name=f"{name}_block_relu")
-    return head(features, classes=classes, dropout=dropout)
+    return layers.head(features, dropout=dropout)

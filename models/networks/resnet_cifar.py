@@ -2,7 +2,7 @@
 
 import keras
 
-from models.networks.blocks import Layers, check_classes_and_width, head, scaled
+from models.networks.blocks import Layers
 
 DEPTHS = (2, 8, 20, 32, 44, 56, 110)
 STAGE_CHANNELS = (16, 32, 64)
@@ -55,27 +55,26 @@ def resnet_cifar(
     """
     if depth not in DEPTHS:
         raise ValueError(f"depth must be one of {list(DEPTHS)}, got {depth}")
-    check_classes_and_width(classes, width_factor)
     block = _preactivated_block if preactivation else _basic_block
     blocks = (depth - 2) // 6
     layers = Layers(
         dtype,
+        classes=classes,
+        width_factor=width_factor,
         stochastic_depth=stochastic_depth,
         zero_init_residual=zero_init_residual,
         blocks=len(STAGE_CHANNELS) * blocks,
     )
-    features = layers.convolution(
-        images, scaled(STAGE_CHANNELS[0], width_factor), 3, stride=stem_stride, name="stem_conv"
-    )
+    features = layers.convolution(images, layers.scaled(STAGE_CHANNELS[0]), 3, stride=stem_stride, name="stem_conv")
     if not preactivation:
         features = layers.activation(layers.normalisation(features, name="stem_bn"), name="stem_relu")
     for stage, channels in enumerate(STAGE_CHANNELS, start=1):
         for number in range(1, blocks + 1):
             stride = 2 if stage > 1 and number == 1 else 1
-            features = block(layers, features, scaled(channels, width_factor), stride, f"stage{stage}_block{number}")
+            features = block(layers, features, layers.scaled(channels), stride, f"stage{stage}_block{number}")
     if preactivation:
         features = layers.activation(layers.normalisation(features, name="last_bn"), name="last_relu")
-    return head(features, classes=classes, dropout=dropout)
+    return layers.head(features, dropout=dropout)
 
 
 def _basic_block(

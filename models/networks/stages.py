@@ -47,15 +47,6 @@ class Stage:
         return self.network.outputs[0]
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """A place where a single tensor passes from one stage to the next."""
-
-    tensor: keras.KerasTensor
-    flops: int
-    """Operations of all layers before the cut."""
-
-
 def cut(model: keras.Model, stages: int) -> list[Stage]:
     """Cut a model into stages whose forward passes take about the same time.
 
@@ -73,16 +64,16 @@ def cut(model: keras.Model, stages: int) -> list[Stage]:
         ValueError: The model has too few places, a stage would have nothing to train, or a layer draws random numbers
             from its own state. A second forward pass of the same samples would draw other numbers.
     """
-    augmented = isinstance(model, AugmentedModel)
-    network, augmentation = (model.network, model.augmentation) if augmented else (model, None)
+    network, augmentation = (model.network, model.augmentation) if isinstance(model, AugmentedModel) else (model, None)
     drawn = [each.path for each in network.non_trainable_variables if each.path.endswith("seed_generator_state")]
     if drawn:
         raise ValueError(
             f"{network.name} cannot be trained in stages, which compute a forward pass twice: {drawn[0]} is a state "
             "from which a layer draws other numbers each time"
         )
-    cuts = _best(_cuts(network), forward_flops(network), stages, network.name)
-    ends = [network.input, *(each.tensor for each in cuts), network.output]
+    cuts = _cuts(network)
+    chosen = _best(list(cuts), forward_flops(network), stages, network.name)
+    ends = [network.input, *(cuts[flops] for flops in chosen), network.output]
     found = [
         Stage(
             keras.Model(first, last, name=f"{network.name}_stage{number}"),
@@ -105,31 +96,33 @@ def parts_of_flops(stages: Sequence[Stage]) -> list[float]:
     return [flops / sum(each) for flops in each]
 
 
-def _best(cuts: Sequence[_Cut], flops: int, stages: int, name: str) -> Sequence[_Cut]:
-    """Return the cuts whose largest stage is the smallest."""
+def _best(cuts: Sequence[int], flops: int, stages: int, name: str) -> Sequence[int]:
+    """Return the cuts whose largest stage is the smallest; a cut is the number of operations before it."""
     if len(cuts) < stages - 1:
         raise ValueError(
             f"{name} can be cut at {len(cuts)} places where only one tensor crosses, and {stages} stages need "
             f"{stages - 1}: take a network of blocks that follow each other, or fewer stages"
         )
 
-    def largest(chosen: Sequence[_Cut]) -> int:
-        ends = [0, *(each.flops for each in chosen), flops]
-        return max(after - before for before, after in itertools.pairwise(ends))
+    def largest(chosen: Sequence[int]) -> int:
+        return max(after - before for before, after in itertools.pairwise([0, *chosen, flops]))
 
     return min(itertools.combinations(cuts, stages - 1), key=largest)
 
 
-def _cuts(network: keras.Model) -> list[_Cut]:
-    """Return one place for each number of operations before it, in the order of the network."""
-    # Of cuts with equal operations, the last one in this order counts: the smallest tensor, and of these the last.
-    by_size = sorted(_all_cuts(network), key=lambda each: -math.prod(each.tensor.shape[1:]))
-    best = {each.flops: each for each in by_size}
-    return [best[flops] for flops in sorted(best)]
+def _cuts(network: keras.Model) -> dict[int, keras.KerasTensor]:
+    """Return one tensor for each number of operations before it, in the order of the network."""
+    # Of tensors with equal operations, the last one in this order counts: the smallest, and of these the last.
+    by_size = sorted(_all_cuts(network), key=lambda cut: -math.prod(cut[1].shape[1:]))
+    best = dict(by_size)
+    return {flops: best[flops] for flops in sorted(best)}
 
 
-def _all_cuts(network: keras.Model) -> Iterator[_Cut]:
-    """Return every place with trainable, computing layers before and after it, in the order of the network."""
+def _all_cuts(network: keras.Model) -> Iterator[tuple[int, keras.KerasTensor]]:
+    """Return every tensor with trainable, computing layers before and after it, in the order of the network.
+
+    A tensor passes alone from one stage to the next. Before it is the number of operations of all earlier layers.
+    """
     # Keras has no public list of a model's calls. The calls are sorted by depth, each after its inputs.
     depths = sorted(network._nodes_by_depth, reverse=True)
     calls = [call for depth in depths for call in network._nodes_by_depth[depth] if not call.is_input]
@@ -146,4 +139,4 @@ def _all_cuts(network: keras.Model) -> Iterator[_Cut]:
         learns = learns or bool(getattr(call.operation, "trainable_variables", ()))
         is_border = len(call.outputs) == 1 and waiting == {id(call.outputs[0])} and shared_until == number
         if is_border and learns and 0 < flops < total:
-            yield _Cut(call.outputs[0], flops)
+            yield flops, call.outputs[0]

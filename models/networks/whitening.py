@@ -44,12 +44,11 @@ def whiten(model: keras.Model, batches: Iterable[Mapping[str, NDArray[Any]]]) ->
     """
     network = model.network if isinstance(model, AugmentedModel) else model
     layer = network.get_layer(LAYER)
-    side = layer.kernel_size[0]
     before = keras.Model(network.input, layer.input)
     products, patches = np.zeros(()), 0
     for images in batches:
         seen = np.asarray(before({name: images[name] for name in network.input}))[:, :_LONGEST_SIDE, :_LONGEST_SIDE]
-        each = patches_of(seen.astype(np.float64), side)
+        each = patches_of(seen.astype(np.float64), layer.kernel_size[0])
         products, patches = products + each.T @ each, patches + len(each)
     if not patches:
         raise ValueError("a whitening convolution needs training images: got none")
