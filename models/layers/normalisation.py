@@ -69,12 +69,9 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[
             outputs, mean, variance = batch_statistics.normalise_over_ranks(
                 images, gamma, beta, moving_mean, self.epsilon, self._group, self._sum_name
             )
-        self._move(self.moving_mean, mean)
-        self._move(self.moving_variance, variance)
+        for moving, batch in ((self.moving_mean, mean), (self.moving_variance, variance)):
+            moving.assign(self.momentum * moving + (1.0 - self.momentum) * tf.cast(batch, moving.dtype))
         return outputs
-
-    def _move(self, moving: Any, batch: Any) -> None:
-        moving.assign(self.momentum * moving + (1.0 - self.momentum) * tf.cast(batch, moving.dtype))
 
 
 def normalise_over(model: keras.Model, group: "RankGroup") -> None:

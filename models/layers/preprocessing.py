@@ -130,8 +130,7 @@ def _resize(
     if group.shape[:2] == (height, width):
         return images
     factors = (height // group.shape[0], width // group.shape[1])
-    whole = height % group.shape[0] == 0 and width % group.shape[1] == 0
-    if upsampling == "nearest" and whole:
+    if upsampling == "nearest" and height % group.shape[0] == 0 and width % group.shape[1] == 0:
         return keras.layers.UpSampling2D(factors, dtype="float32", name=f"{group.name}_upsample")(images)
     # keras.layers.Resizing fails under XLA (TensorFlow 2.21): bicubic does not exist, and bilinear gives wrong pixels
     # at factors that are not whole. Weighted sums of gathered rows and columns compile correctly.
@@ -178,14 +177,11 @@ def _taps(size_in: int, size_out: int, upsampling: str) -> tuple[NDArray[np.int3
     position = (np.arange(size_out) + 0.5) * size_in / size_out - 0.5
     reach = 1 if upsampling == "bilinear" else 2
     index = np.floor(position) + np.arange(1 - reach, reach + 1)[:, np.newaxis]
-    kernel = _triangle if upsampling == "bilinear" else _keys_cubic
-    weight = np.where((index >= 0) & (index < size_in), kernel(np.abs(position - index)), 0.0)
+    distance = np.abs(position - index)
+    kernel = np.maximum(1.0 - distance, 0.0) if upsampling == "bilinear" else _keys_cubic(distance)
+    weight = np.where((index >= 0) & (index < size_in), kernel, 0.0)
     weight /= weight.sum(axis=0)
     return np.clip(index, 0, size_in - 1).astype(np.int32), weight.astype(np.float32)
-
-
-def _triangle(distance: NDArray[Any]) -> NDArray[Any]:
-    return np.maximum(1.0 - distance, 0.0)
 
 
 def _keys_cubic(distance: NDArray[Any]) -> NDArray[Any]:

@@ -134,5 +134,8 @@ def variables_with_roles(model: keras.Model, roles: Collection[Role]) -> list[ke
 
     Source: Goyal et al. 2017, section 5.3, for no weight decay on gains and shifts; MLPerf's LARS for biases too.
     """
-    pairs = zip(model.trainable_variables, variable_roles(model), strict=True)
-    return [variable for variable, role in pairs if role in roles]
+    return [
+        variable
+        for variable, role in zip(model.trainable_variables, variable_roles(model), strict=True)
+        if role in roles
+    ]

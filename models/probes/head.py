@@ -52,9 +52,13 @@ def standardisation(features: NDArray[Any], sum_over_ranks: SumOverRanks) -> Sta
     if rows == 0:
         raise ValueError("features of no samples have no mean")
     mean = sums[:-1] / rows
-    squares = np.zeros_like(mean)
-    for start in range(0, len(features), _ROWS_AT_A_TIME):
-        squares += np.square(features[start : start + _ROWS_AT_A_TIME] - mean).sum(axis=0)
+    squares = sum(
+        (
+            np.square(features[start : start + _ROWS_AT_A_TIME] - mean).sum(axis=0)
+            for start in range(0, len(features), _ROWS_AT_A_TIME)
+        ),
+        np.zeros_like(mean),
+    )
     deviation = np.sqrt(sum_over_ranks(squares) / rows)
     constant = deviation <= rows * np.finfo(np.float64).eps * np.abs(mean)
     return Standardisation(mean, np.where(constant, 1.0, deviation), rows)
@@ -107,5 +111,10 @@ class LinearHead:
     def from_npz(cls, content: bytes) -> "LinearHead":
         """Read a file of `to_npz`."""
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            link: Link = "softmax" if str(file["link"]) == "softmax" else "sigmoid"
-            return cls(file["weights"], file["intercepts"], file["mean"], file["scale"], link)
+            return cls(
+                weights=file["weights"],
+                intercepts=file["intercepts"],
+                mean=file["mean"],
+                scale=file["scale"],
+                link="softmax" if str(file["link"]) == "softmax" else "sigmoid",
+            )
