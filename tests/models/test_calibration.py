@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-from sklearn.calibration import calibration_curve
 from sklearn.metrics import f1_score
 
 from models.calibration import best_thresholds, multi_label_reliability, single_label_reliability
@@ -13,16 +12,6 @@ def test_the_error_is_the_mean_gap_weighted_by_decisions() -> None:
     assert (found.counts.tolist(), found.accuracy.tolist()) == ([2, 2], [0.5, 1.0])
     assert found.confidence.tolist() == pytest.approx([0.3, 0.8])
     assert found.expected_error == pytest.approx((2 * 0.2 + 2 * 0.2) / 4)
-
-
-def test_the_curve_is_that_of_scikit_learn() -> None:
-    random = np.random.default_rng(0)
-    probabilities = random.random((400, 3)) ** 2
-    targets = (random.random((400, 3)) < probabilities).astype(np.uint8)
-    found = multi_label_reliability(probabilities, targets, bins=10)
-    accuracy, confidence = calibration_curve(targets.reshape(-1), probabilities.reshape(-1), n_bins=10)
-    np.testing.assert_allclose([found.accuracy, found.confidence], [accuracy, confidence])
-    assert found.counts.sum() == 1200
 
 
 def test_an_empty_bin_counts_nothing_and_one_label_counts_the_likeliest() -> None:

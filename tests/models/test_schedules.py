@@ -42,18 +42,23 @@ def test_boundary_between_two_steps_takes_effect_at_the_next():
     assert [step_at(fraction, 5) for fraction in (0.0, 0.5, 1.0)] == [0, 3, 5]  # 2.5 steps
 
 
-def test_polynomial_of_mlperf():
-    # Batch 8,192, with 10 steps an epoch: 17 falls to 1e-4 in the 37 epochs after 5 of warm-up.
-    rate = polynomial(17.0, start_step=50, end_step=420, power=2, end_rate=1e-4)
-    parts = {0: 1, 50: 1, 235: 1 / 4, 419: 1 / 370**2, 420: 0, 10**6: 0}  # half-way at 235
-    assert [rate(step) for step in parts] == pytest.approx([1e-4 + (17 - 1e-4) * part for part in parts.values()])
-
-
-def test_cosine_falls_by_half_in_the_middle():
-    rate = cosine(0.8, start_step=10, end_step=110, end_rate=0.2)
-    assert [rate(step) for step in (9, 10, 60, 110)] == pytest.approx([0.8, 0.8, 0.5, 0.2])
-    # cos(pi / 3) = 1/2 is a third of the way.
-    assert cosine(1.0, start_step=0, end_step=3, end_rate=0.0)(1) == pytest.approx(0.75)
+@pytest.mark.parametrize(
+    ("rate", "least", "parts"),
+    [
+        # MLPerf's batch of 8,192, with 10 steps an epoch: 17 falls to 1e-4 in the 37 epochs after 5 of warm-up.
+        (
+            polynomial(17.0, start_step=50, end_step=420, power=2, end_rate=1e-4),
+            1e-4,
+            {0: 1, 50: 1, 235: 1 / 4, 419: 1 / 370**2, 420: 0, 10**6: 0},  # half-way at 235
+        ),
+        (cosine(0.8, start_step=10, end_step=110, end_rate=0.2), 0.2, {9: 1, 10: 1, 60: 1 / 2, 110: 0}),
+        (cosine(1.0, start_step=0, end_step=3, end_rate=0.0), 0.0, {1: 3 / 4}),  # cos(pi / 3) is 1/2
+    ],
+    ids=["polynomial", "cosine", "cosine of three steps"],
+)
+def test_rates_fall_from_the_peak_by_hand(rate, least, parts):
+    expected = [least + (rate(0) - least) * part for part in parts.values()]
+    assert [rate(step) for step in parts] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -35,16 +35,6 @@ def by_numpy(image, padding, down, across, mirrored, mode):
     return cropped[:, ::-1] if mirrored else cropped
 
 
-def test_shifts_by_hand():
-    image = np.array([[1, 2], [3, 4]], np.uint8).reshape(1, 2, 2, 1)
-    # Padded by 1: 1 1 2 2 / 1 1 2 2 / 3 3 4 4 / 3 3 4 4; the window starts at (down, across) of 0, 1 or 2.
-    for down, across, expected in ((1, 1, [[1, 2], [3, 4]]), (0, 0, [[1, 1], [1, 1]]), (2, 1, [[3, 4], [3, 4]])):
-        np.testing.assert_array_equal(crop({"g": image}, [seed_of(down, across, count=3)])["g"][0, :, :, 0], expected)
-    np.testing.assert_array_equal(
-        crop({"g": image}, [seed_of(2, 0, count=3, mirrored=True)], fill="zero")["g"][0, :, :, 0], [[3, 0], [0, 0]]
-    )
-
-
 @pytest.mark.parametrize(
     ("fill", "mirror", "jit_compile"),
     [("reflect", True, None), ("reflect", False, False), ("zero", True, False), ("zero", True, True)],

@@ -138,6 +138,27 @@ def test_blocks_start_as_their_shortcut(name, settings, before, after):
     )
 
 
+AIRBENCH_ENDS = ("whitening", "stage1_relu2", "stage2_relu2", "stage3_relu2")
+CIFAR_ENDS = ("stem_relu", "stage1_block1_relu", "stage2_block1_relu", "stage3_block1_relu")
+RESNET9_ENDS = ("stem_relu", "stage1_block_relu", "stage2_relu", "stage3_block_relu")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "ends", "sides"),
+    [
+        ("airbench", {}, AIRBENCH_ENDS, [31, 15, 7, 3]),
+        ("resnet_cifar", {"stem_stride": 1}, CIFAR_ENDS, [32, 32, 16, 8]),
+        ("resnet_cifar", {"stem_stride": 2}, CIFAR_ENDS, [16, 16, 8, 4]),
+        ("resnet9", {"stem_stride": 1}, RESNET9_ENDS, [32, 16, 8, 4]),
+        ("resnet9", {"stem_stride": 2}, RESNET9_ENDS, [16, 8, 4, 2]),
+    ],
+)
+def test_every_stage_halves_the_side(name, settings, ends, sides):
+    model = network_of(name, **settings)
+    assert [model.get_layer(end).output.shape[1] for end in ends] == sides
+    assert model.count_params() == network_of(name).count_params()
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "last"),
     [

@@ -1,8 +1,6 @@
 import keras
-import pytest
 
 from models.networks.operations import forward_flops
-from tests.models.built import network_of
 
 
 def test_by_hand() -> None:
@@ -33,12 +31,4 @@ def test_a_grouped_convolution_has_a_smaller_kernel() -> None:
     assert (
         forward_flops(keras.Model(images, keras.layers.Conv2D(6, 1, groups=3, use_bias=False)(images)))
         == 2 * 16 * 2 * 6
-    )
-
-
-def test_resnet_50_has_the_published_number() -> None:
-    # 3.8e9 multiplications with their additions (He et al. 2015, table 1) with the stride in the first convolution of a
-    # block; 4.1e9 with the stride in the second one, as here.
-    assert forward_flops(network_of("resnet", side=224, classes=1000, depth=50, width_factor=1.0)) == pytest.approx(
-        2 * 4.09e9, rel=0.01
     )

@@ -1,7 +1,5 @@
 """ResNet-9 for images of 32 x 32 pixels."""
 
-import pytest
-
 from models.networks.stages import cut
 from tests.models.built import network_of, without_gradient
 
@@ -15,16 +13,6 @@ def test_the_published_network_has_6_5_million_weights():
         round(convolutions / 1e6, 1),
         len([layer for layer in model.layers if layer.name.endswith(("conv", "conv1", "conv2", "logits"))]),
     ) == (published, 6.6, 9)
-
-
-@pytest.mark.parametrize(("stem_stride", "sides"), [(1, [32, 16, 8, 4]), (2, [16, 8, 4, 2])])
-def test_every_stage_halves_the_side(stem_stride, sides):
-    model = network_of("resnet9", stem_stride=stem_stride)
-    names = ["stem_relu", "stage1_block_relu", "stage2_relu", "stage3_block_relu"]
-    assert ([model.get_layer(name).output.shape[1] for name in names], model.count_params()) == (
-        sides,
-        network_of("resnet9").count_params(),
-    )
 
 
 def test_all_that_is_not_behind_a_gain_of_zero_has_a_gradient():

@@ -33,17 +33,6 @@ def test_a_shortcut_takes_every_second_pixel_and_adds_zeros(preactivation, end):
     assert not np.any(shortcut[..., 16:])
 
 
-def test_a_stride_in_the_stem_halves_every_stage():
-    plain, halved = network_of("resnet_cifar"), network_of("resnet_cifar", stem_stride=2)
-    for stage in (1, 2, 3):
-        sides = [model.get_layer(f"stage{stage}_block1_relu").output.shape[1] for model in (plain, halved)]
-        assert sides == [2 * sides[1], 32 >> stage]
-    assert ([each.shape for each in plain.variables], halved(normal_images()).shape) == (
-        [each.shape for each in halved.variables],
-        (2, 10),
-    )
-
-
 def test_preactivated_blocks_have_normalisation_and_activation_before_a_convolution():
     model, plain = (
         network_of("resnet_cifar", depth=20, width_factor=1.0, preactivation=each) for each in (True, False)

@@ -42,12 +42,6 @@ def test_bands_are_taken_by_name_and_those_that_are_new_keep_their_start():
     assert "stem_conv.kernel: input channels are taken by the names of their bands" in taken.lines()
 
 
-def test_bands_in_another_order_are_exchanged():
-    earlier, model = network(2, 2, seed=1), network(2, 2)
-    take(model, earlier, ["a", "b"], None, bands="ba")
-    np.testing.assert_array_equal(values(model)["stem_conv.kernel"], values(earlier)["stem_conv.kernel"][:, :, ::-1])
-
-
 def test_whitening_filters_are_taken_only_with_all_of_their_bands():
     earlier, name = network(3, 2, "airbench", side=16, seed=1), "whitening.kernel"
     model = network(3, 2, "airbench", side=16)

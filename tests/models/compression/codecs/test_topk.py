@@ -7,12 +7,8 @@ from models.compression.codecs.topk import TopKSparsifier
 from models.compression.schemes.piecewise import PiecewiseConstant
 
 
-def sparsifier(density):
-    return TopKSparsifier(PiecewiseConstant(density))
-
-
 def test_by_hand(encode):
-    message, remainder, restored = encode(sparsifier(0.25), [1, -5, 2, 5, 0, 0, 5, 0])
+    message, remainder, restored = encode(TopKSparsifier(PiecewiseConstant(0.25)), [1, -5, 2, 5, 0, 0, 5, 0])
     # Of equal magnitudes the first.
     np.testing.assert_array_equal([restored, remainder], [[0, -5, 0, 5, 0, 0, 0, 0], [1, 0, 2, 0, 0, 0, 5, 0]])
     assert [(*part.shape, part.dtype) for part in message] == [(1, 2, tf.int32), (1, 2, tf.float32)]
@@ -21,7 +17,7 @@ def test_by_hand(encode):
 def test_elements_that_are_zero_are_sent_as_nothing(encode):
     values = np.zeros(20000, np.float32)
     values[[5, 700, 19999]] = [3, -4, 1]
-    message, remainder, restored = encode(sparsifier(0.001), values)
+    message, remainder, restored = encode(TopKSparsifier(PiecewiseConstant(0.001)), values)
     assert message[1].shape == (1, 20)
     np.testing.assert_array_equal([restored, remainder], [values, np.zeros_like(values)])
 
