@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 CARD_FILE = "model_card.md"
 Card = Callable[[Mapping[str, float]], str]
@@ -59,11 +59,20 @@ class ModelMetadata:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "ModelMetadata":
-        """Read the metadata from a store; for a model that Groundswell has not logged, only its run."""
+        """Read the metadata from a store; for a model that Groundswell has not logged, only its run.
+
+        Raises:
+            ValueError: A value has another type; the message names it.
+        """
         if "class_names" not in values:
             return cls(run_id=values.get("run_id"))
         groups = {group["name"]: group["bands"] for group in values.get("groups", [])}
-        return TypeAdapter(cls).validate_python({**values, "groups": groups})
+        try:
+            return TypeAdapter(cls).validate_python({**values, "groups": groups})
+        except ValidationError as error:
+            problem = error.errors()[0]
+            place = ".".join(map(str, problem["loc"]))
+            raise ValueError(f"the metadata of the model cannot be used: {place}: {problem['msg']}") from None
 
     def as_json(self) -> dict[str, Any]:
         """Return the metadata for a store, without unknown values."""

@@ -2,11 +2,10 @@
 
 import os
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage, Run
-from mlflow.utils import get_results_from_paginated_fn
 
 from pipelines.machine.console import escape
 from pipelines.storage.locations import redacted
@@ -106,17 +105,20 @@ def search_runs(
 
     Each request asks for one page: a page of a thousand runs takes a server longer than our time limit.
     """
-
-    def page(size: int, token: str | None) -> Any:
-        return client.search_runs(
+    runs: list[Run] = []
+    token: str | None = None
+    while True:
+        page = client.search_runs(
             [experiment_id],
             filter_text,
             order_by=[f"attributes.start_time {order}"],
-            max_results=size,
+            max_results=RUNS_OF_A_PAGE,
             page_token=token,
         )
-
-    return list(get_results_from_paginated_fn(page, RUNS_OF_A_PAGE))  # type: ignore[no-untyped-call]
+        runs += page
+        token = page.token
+        if not token:
+            return runs
 
 
 def page_of(run: TrackedRun) -> str | None:

@@ -32,3 +32,8 @@ EVERYTHING = ModelMetadata(
 )
 def test_metadata_is_the_same_after_a_store_had_it(stored: dict[str, Any], found: ModelMetadata) -> None:
     assert ModelMetadata.from_json(stored) == found
+
+
+def test_a_value_of_another_type_is_one_line() -> None:
+    with pytest.raises(ValueError, match=r"^the metadata of the model cannot be used: optimizer_steps: [^\n]+$"):
+        ModelMetadata.from_json({"class_names": ["a"], "optimizer_steps": "many"})
