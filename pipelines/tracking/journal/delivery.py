@@ -169,7 +169,8 @@ class Delivery:
                 self._store_is_away(error)
                 return False
             kept = self._journal.refused_as(entry)
-            self._tell_refused(reason_of(error) + (f"; it is kept as {kept}" if kept else ""), entry.path)
+            words = f"; it is kept in the run's folder as refused/{entry.path}" if kept else ""
+            self._tell_refused(reason_of(error) + words, entry.path)
         if self._reason:
             self._reason = ""
             _log.info("MLflow answers again")

@@ -132,11 +132,11 @@ def fetch_rank_journal(location: Location, folder: Path) -> None:
     if not location.is_local:
         journal = rank_journal(folder)
         shutil.rmtree(journal, ignore_errors=True)
-        fetch(_remote_journal(location), journal)
+        fetch(location / str(rank_journal(Path())), journal)
 
 
 class RankJournal:
-    """The folder of rank 0's journal on its own host, and the copy behind the run's URL."""
+    """The folder of rank 0's journal on its own host, and the copy behind the run's URL, with what MLflow refused."""
 
     def __init__(self, checkpoints: Location) -> None:
         """Read the entries that an earlier process has left.
@@ -144,23 +144,19 @@ class RankJournal:
         Args:
             checkpoints: Folder or URL of the run's checkpoints.
         """
-        self._copy: Location | None = None
-        if not checkpoints.is_local:
-            self._copy = _remote_journal(checkpoints.parent)
-            self.folder = Path(tempfile.mkdtemp(prefix="groundswell-journal-"), "rank-0")
-            register(shutil.rmtree, self.folder.parent, ignore_errors=True)
-            fetch(self._copy, self.folder)
+        self._run = checkpoints.parent
+        if self._run.is_local:
+            self._local = self._run.path
         else:
-            self.folder = rank_journal(checkpoints.parent.path)
+            self._local = Path(tempfile.mkdtemp(prefix="groundswell-journal-"))
+            register(shutil.rmtree, self._local, ignore_errors=True)
+            fetch_rank_journal(self._run, self._local)
+        self.folder = rank_journal(self._local)
 
     def publish(self) -> None:
         """Update the copy, if there is one; called before a checkpoint, so that its records are as safe as it."""
-        if self._copy is not None:
-            publish(self.folder, self._copy)
-
-
-def _remote_journal(location: Location) -> Location:
-    return location / str(rank_journal(Path()))
+        if not self._run.is_local:
+            publish(self._local, self._run, mirrors=str(rank_journal(Path())))
 
 
 @cache

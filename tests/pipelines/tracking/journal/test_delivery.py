@@ -150,9 +150,9 @@ def test_a_file_that_a_proxy_never_takes_is_told_of_and_does_not_stop_the_others
     ]
     assert "413" in told.reasons[0]
     writer.close()
-    kept = [tmp_path / "refused" / "report.html", tmp_path / "refused" / "plots" / "wide.png"]
-    assert [reason.rpartition("; it is kept as ")[2] for reason in told.reasons[:2]] == [str(path) for path in kept]
-    assert ([path.stat().st_size for path in kept], "kept" in told.reasons[2]) == ([2000, 2000], False)
+    kept = ["refused/report.html", "refused/plots/wide.png"]
+    assert [reason.rpartition("; it is kept in the run's folder as ")[2] for reason in told.reasons[:2]] == kept
+    assert ([(tmp_path / path).stat().st_size for path in kept], "kept" in told.reasons[2]) == ([2000, 2000], False)
     assert not [*(tmp_path / "elsewhere").iterdir(), *(tmp_path / "journal").iterdir()]
     assert ([item.path for item in stored.list_artifacts(run.run_id)], curve(stored, run)) == (
         ["small.bin"],

@@ -12,6 +12,7 @@ import pytest
 from conf.load import load
 from pipelines.storage.copies import fetch, publish
 from pipelines.storage.folder import Location, StorageError
+from pipelines.tracking.journal.journal import Entry, Journal
 from pipelines.training.checkpoint.files import check_writable, list_checkpoints
 from pipelines.training.checkpoint.state import (
     RankStates,
@@ -176,11 +177,16 @@ def test_storage_that_takes_whole_files_only_has_a_lease_too(tmp_path: Path, mon
     assert list((tmp_path / "run").rglob("*.json")) == []
 
 
-def test_the_journal_of_rank_0_is_continued_elsewhere(folder: Location) -> None:
-    first = RankJournal(folder)
-    first.folder.mkdir(parents=True)
+def test_the_journal_of_rank_0_is_continued_elsewhere_and_what_mlflow_refused_is_copied(folder: Location) -> None:
+    first, of_driver = RankJournal(folder), folder.parent / "refused"
+    of_driver.write("report.html", b"driver")
+    refused = Journal(first.folder).refused_as(Entry(0, "file", 0, "trace.json"))
+    assert refused is not None
     (first.folder / "entries.jsonl").write_text("a")
+    refused.parent.mkdir()
+    refused.write_text("rank")
     first.publish()
+    assert [of_driver.read(name) for name in of_driver.names()] == [b"driver", b"rank"]
     second = RankJournal(folder)
     assert (second.folder == first.folder, (second.folder / "entries.jsonl").read_text()) == (False, "a")
     (second.folder / "entries.jsonl").unlink()
