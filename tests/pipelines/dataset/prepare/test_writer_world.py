@@ -7,6 +7,7 @@ import errno
 import json
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -282,6 +283,8 @@ class Kill:
 
     def _wrapped(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if threading.current_thread().name == "groundswell-lease":  # how often it writes depends on the machine
+                return original(*args, **kwargs)
             if self.left == 0:
                 raise Killed
             self.left -= 1
