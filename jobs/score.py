@@ -16,7 +16,8 @@ from jobs.shell.display import SamplesDisplay
 from jobs.shell.paths import with_absolute_paths
 from jobs.shell.session import spark_session
 from pipelines.machine.packages import CONVERSION, DELTA, require
-from pipelines.scoring.job import Scored, ScoreSettings, check_score, earlier_thresholds, scored_before
+from pipelines.scoring.identity import ScoreSettings, check_score, earlier_thresholds
+from pipelines.scoring.job import Scored, scored_before
 from pipelines.scoring.job import score as score_source
 from pipelines.scoring.output.ground import check_map, check_map_file, read_ground, write_map
 from pipelines.scoring.output.ground_geometry import patch_metres

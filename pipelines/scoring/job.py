@@ -1,47 +1,37 @@
 """Computes predictions of samples in one Spark job that may be killed at any time and started again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from conf.sections.score import ScoreConfig
-from pipelines.dataset.format.files import relation
-from pipelines.dataset.prepare.notes import check_rejected, count_reasons
+from pipelines.dataset.prepare.notes import count_reasons
 from pipelines.machine.console import escape
+from pipelines.scoring.identity import ScoreSettings, check_allowed_rejected, check_score, settings_of_job
 from pipelines.scoring.output.conversion import ConvertedModel, converted_model
 from pipelines.scoring.output.output import (
     DELTA_LOG_FILE,
     FILE_NAME,
-    REJECTED_FILE,
-    Identity,
     WrittenPart,
     begin,
-    check_ours,
     clean_up,
     find_earlier,
     find_written,
     finish,
-    is_complete,
     note_name,
     outdated_parts,
     read_back,
-    read_identity,
-    refuse_another,
     remove_notes,
-    was_replaced,
     write_note,
     write_rejected,
 )
 from pipelines.scoring.output.write import PREDICTION_SCHEMA, Scorer, write_delta_log
-from pipelines.scoring.predict.convert import Reference
-from pipelines.scoring.predict.model import ModelDescription, check_fits
+from pipelines.scoring.predict.model import ModelDescription
 from pipelines.scoring.predict.predictor import SentModel
-from pipelines.scoring.predict.processor import Runtime, why_unusable
-from pipelines.scoring.source import DATASET, Source
+from pipelines.scoring.predict.processor import why_unusable
+from pipelines.scoring.source import Source
 from pipelines.spark.connect import sent
 from pipelines.spark.session import is_local_mode
 from pipelines.spark.tasks import run_until_done, watched
@@ -49,29 +39,8 @@ from pipelines.storage.folder import Location
 from pipelines.storage.inventory import is_leftover
 from pipelines.storage.lease import PROGRESS_FOLDER
 from pipelines.storage.locations import redacted
-from pipelines.storage.lock import check_place, hold, tidy
+from pipelines.storage.lock import hold, tidy
 from pipelines.storage.whole_files import disk_errors
-
-_THRESHOLD = "score.threshold"
-_INPUT, _KIND, _FINGERPRINT = "input", "input_kind", "input_fingerprint"
-
-
-@dataclass(frozen=True)
-class ScoreSettings:
-    """Settings of scoring."""
-
-    batch_size: int
-    thresholds: tuple[float, ...]
-    """Least probability of each predicted class of a multi-label model."""
-    threads: int | None
-    """Number of threads of one task; None: the cores of the Spark task."""
-    runtime: Runtime
-    reference: Reference | None
-    """Labelled samples on which a converted model is compared; None with Keras."""
-    as_delta: bool
-    """Whether the predictions also become a Delta table."""
-    max_rejected_fraction: float = ScoreConfig.default("max_rejected_fraction")
-    """Largest allowed fraction of rejected samples; with more of them the job fails."""
 
 
 @dataclass(frozen=True)
@@ -107,56 +76,6 @@ class Scored:
         left = ' style="text-align: left"'  # notebooks align table cells to the right
         lines = "".join(f"<tr><th{left}>{name}</th><td{left}>{value}</td></tr>" for name, value in rows.items())
         return f"<table>{lines}</table>"
-
-
-def earlier_thresholds(model: ModelDescription, source: Source, output: Location) -> tuple[float, ...] | None:
-    """Return the thresholds of this model's unfinished predictions; None if there are none.
-
-    An evaluation may have tuned the model's own thresholds since then.
-
-    Raises:
-        ValueError: The description of the predictions is damaged.
-        RuntimeError: The storage cannot be used.
-    """
-    identity = read_identity(output) or {}
-    found = identity.get(_THRESHOLD)
-    if found is None or identity.get("model_id") != model.model_id or is_complete(output, source.files):
-        return None
-    return tuple(found) if isinstance(found, list) else (found,) * len(model.class_names)
-
-
-def check_score(
-    model: ModelDescription, source: Source, output: Location, settings: ScoreSettings
-) -> tuple[Identity, bool]:
-    """Check everything that can be checked before Spark starts.
-
-    Returns:
-        The identity of the predictions, and whether they are already finished.
-
-    Raises:
-        ValueError: The model does not fit the samples, `output` holds something else or other predictions, or too many
-            samples are known to be bad.
-        RuntimeError: The storage cannot be used.
-    """
-    check_fits(model, where=source.where, task=source.task, class_names=source.class_names, groups=source.groups)
-    output.check()
-    _check_apart(source, output)
-    check_ours(output)
-    identity = _identity(model, source, settings)
-    existing = read_identity(output)
-    if existing is not None:
-        if all(existing.get(key) == identity[key] for key in (_KIND, _FINGERPRINT)) and _may_have_moved(source, output):
-            existing = {**existing, _INPUT: source.where}
-        refuse_another(existing, identity, output)
-    files = source.files
-    found = find_written(output, files)
-    outdated = outdated_parts(source, found)
-    complete = is_complete(output, files) and not outdated
-    if not complete:  # only more samples can become bad; finished predictions stay finished
-        rejected = [row for file, part in found.items() if file not in outdated for row in part.rejected]
-        _check_rejected([*source.rejected, *rejected], source, output, settings)
-        check_place(output, "--output")
-    return identity, complete and (not settings.as_delta or output.exists(DELTA_LOG_FILE))
 
 
 def score(
@@ -232,12 +151,12 @@ def score(
                 f"{min(unchanged)}"
             )
         rejected = write_rejected(output, parts, source.rejected)
-        _check_rejected(rejected, source, output, settings)
+        check_allowed_rejected(rejected, source, output, settings)
         described = {
             "class_names": list(model.class_names),
             "task": model.task,
             "model_uri": model.uri,
-            "settings": _settings(source, settings, converted),
+            "settings": settings_of_job(source, settings, converted),
             **({"acceptance": asdict(converted.acceptance)} if converted is not None else {}),
         }
         if settings.as_delta:
@@ -249,69 +168,11 @@ def score(
     return _scored(parts, source, output, new=new)
 
 
-def _check_rejected(
-    rejected: Sequence[dict[str, str]], source: Source, output: Location, settings: ScoreSettings
-) -> None:
-    """Make sure that at most the allowed part of the samples is rejected."""
-    total = len(source.rejected) + sum(part.rows for part in source.parts)
-    report = f"{redacted(str(output))}/{REJECTED_FILE}" if output.exists(REJECTED_FILE) else None
-    check_rejected(rejected, total, "score.max_rejected_fraction", settings.max_rejected_fraction, report)
-
-
-def _may_have_moved(source: Source, output: Location) -> bool:
-    """Return whether predictions of an input with this fingerprint belong to this one, even if it has moved.
-
-    The fingerprint of a dataset covers its pixels. That of an archive covers only the names of its files, and other
-    files can have the same names. So the sizes must be equal too, and finished predictions must have the same location.
-    """
-    if source.kind == DATASET:
-        return True
-    files = source.files
-    found = find_written(output, files)
-    replaced = (was_replaced(part, found[part.file]) for part in source.parts if part.file in found)
-    return not is_complete(output, files) and not any(replaced)
-
-
 def scored_before(source: Source, output: Location) -> Scored:
     """Read the results of finished predictions, and remove the temporary files that their job left."""
     has_leftovers = any(map(is_leftover, output.files()))
     tidy(output, partial(clean_up, output, source.files), has_leftovers=has_leftovers)
     return _scored(list(find_written(output, source.files).values()), source, output, new=0)
-
-
-def _identity(model: ModelDescription, source: Source, settings: ScoreSettings) -> Identity:
-    reference, thresholds = settings.reference, settings.thresholds
-    one_or_all = thresholds[0] if len(set(thresholds)) == 1 else list(thresholds)
-    return {
-        "model_id": model.model_id,
-        "model_version": model.version,
-        _INPUT: source.where,
-        _KIND: source.kind,
-        _FINGERPRINT: source.fingerprint,
-        **({_THRESHOLD: one_or_all} if model.task == "multi_label" else {}),
-        "score.runtime": settings.runtime,
-        **({"reference_fingerprint": reference.fingerprint} if reference is not None else {}),
-        **(
-            {"score.calibration_samples": reference.calibration_samples}
-            if reference is not None and settings.runtime == "int8"
-            else {}
-        ),
-    }
-
-
-def _settings(source: Source, settings: ScoreSettings, converted: ConvertedModel | None) -> dict[str, Any]:
-    """Return the settings of the job that finished the predictions, without those that have no effect."""
-    reference = settings.reference
-    accepted = ("calibration_samples",) * (settings.runtime == "int8") + ("max_f1_drop",)
-    return {
-        "score.batch_size": settings.batch_size,
-        **({"score.samples_per_file": source.samples_per_file} if source.samples_per_file is not None else {}),
-        "score.format": "delta" if settings.as_delta else "parquet",
-        **({"launch.threads_per_worker": settings.threads} if settings.threads is not None else {}),
-        **({f"score.{name}": getattr(reference, name) for name in accepted} if reference is not None else {}),
-        # If a job continues: the samples on which its converted model was accepted.
-        **({"score.acceptance_samples": converted.acceptance.samples} if converted is not None else {}),
-    }
 
 
 def _write(
@@ -371,14 +232,3 @@ def _schema(source: Source) -> pa.Schema:
 def _scored(parts: list[WrittenPart], source: Source, output: Location, *, new: int) -> Scored:
     rejected = [*source.rejected, *(row for part in parts for row in part.rejected)]
     return Scored(sum(part.rows for part in parts), len(rejected), count_reasons(rejected), new, str(output))
-
-
-def _check_apart(source: Source, output: Location) -> None:
-    """Make sure that neither of input and predictions contains the other."""
-    if source.where == source.kind:  # an archive without files
-        return
-    found = relation(output, Location.at(source.where))
-    if found is not None:
-        raise ValueError(
-            f"--output {output} {found} --input {source.where}: choose another --output, outside of --input"
-        )

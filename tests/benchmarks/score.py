@@ -44,7 +44,8 @@ from pipelines.archives.bigearthnet.v2 import BigEarthNetV2
 from pipelines.archives.synthetic.files import generate_bigearthnet_v2
 from pipelines.dataset.prepare.writer import prepare_dataset
 from pipelines.dataset.read.reader import ReaderSettings
-from pipelines.scoring.job import ScoreSettings, check_score, score
+from pipelines.scoring.identity import ScoreSettings, check_score
+from pipelines.scoring.job import score
 from pipelines.scoring.output.conversion import converted_model
 from pipelines.scoring.output.output import begin
 from pipelines.scoring.predict.convert import Acceptance, Reference, open_reference

@@ -23,7 +23,8 @@ from pipelines.archives.images.image_table import ImageTable
 from pipelines.dataset.read.reader import ReaderSettings
 from pipelines.dataset.read.verify import verify_dataset
 from pipelines.sample import ImageGroup
-from pipelines.scoring.job import Scored, ScoreSettings, score
+from pipelines.scoring.identity import ScoreSettings
+from pipelines.scoring.job import Scored, score
 from pipelines.scoring.predict.model import ModelDescription
 from pipelines.scoring.source import archive_source, dataset_source
 from pipelines.spark import tasks

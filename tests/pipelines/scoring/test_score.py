@@ -18,7 +18,7 @@ import jobs.score
 from jobs.shell import cli
 from pipelines.dataset.format.manifest import read_manifest
 from pipelines.dataset.read.reader import ReaderSettings
-from pipelines.scoring.job import ScoreSettings, check_score
+from pipelines.scoring.identity import ScoreSettings, check_score
 from pipelines.scoring.output.output import begin
 from pipelines.scoring.predict.model import ModelDescription, describe
 from pipelines.scoring.source import dataset_source

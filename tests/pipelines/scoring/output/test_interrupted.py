@@ -20,7 +20,8 @@ import pytest
 
 from pipelines.dataset.format.manifest import read_manifest
 from pipelines.dataset.read.reader import ReaderSettings, SplitReader
-from pipelines.scoring.job import Scored, ScoreSettings, score
+from pipelines.scoring.identity import ScoreSettings
+from pipelines.scoring.job import Scored, score
 from pipelines.scoring.predict.model import ModelDescription
 from pipelines.scoring.source import Source, dataset_source
 from pipelines.storage.folder import Location
