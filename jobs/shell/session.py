@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+import socket
+import struct
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,11 +20,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
 from jobs.shell.command import is_submitted, say
-from pipelines.launch.driver.preflight import answers, check_local_gpus
+from pipelines.launch.driver.preflight import check_local_gpus
 from pipelines.machine.notebook import quieten_spark
 from pipelines.spark.session import check_running, is_local_master
 from pipelines.storage.locations import redacted
 
+_ANSWER_SECONDS = 2.0
 _REMEDIES = {
     "cpus per task": " See spark.executor.cores and spark.task.cpus.",
     "getSubject": " This Java is too new for Spark: set JAVA_HOME to Java 17 or 21.",
@@ -136,11 +139,27 @@ def _check_java() -> None:
 
 
 def _check_master(master: str) -> None:
-    """Refuse a standalone master that does not answer: Spark would try for a minute, and print stack traces."""
+    """Refuse a standalone master that does not answer as one: Spark would try for a minute, and print stack traces."""
     places = [each.rpartition(":") for each in master.removeprefix("spark://").split(",")]
     is_valid = master.startswith("spark://") and all(port.isdecimal() for _, _, port in places)
-    if is_valid and not any(answers(host.strip("[]"), port) for host, _, port in places):
+    if is_valid and not any(_is_spark(host.strip("[]"), int(port)) for host, _, port in places):
         raise RuntimeError(f"no Spark master answers at {master}: is it running, and the address right?")
+
+
+def _is_spark(host: str, port: int) -> bool:
+    """Return whether a port takes connections, and answers a request for a file in frames of Spark's RPC.
+
+    Source: StreamRequest of Spark's network-common: the frame's length (8 bytes), type 6, a text with its length. A
+    server that is silent, hangs up, or answers by TLS (its records begin with 21) may be one of Spark.
+    """
+    name = b"/files/\r\n\r\n"  # ends a request of HTTP too
+    try:
+        with socket.create_connection((host, port), _ANSWER_SECONDS) as connection, suppress(OSError):
+            connection.sendall(struct.pack(">qbi", 13 + len(name), 6, len(name)) + name)
+            return connection.recv(1024)[:1] in (b"", b"\0", b"\x15")
+    except OSError:
+        return False
+    return True
 
 
 def _start(settings: dict[str, str]) -> SparkSession:

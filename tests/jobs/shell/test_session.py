@@ -1,15 +1,18 @@
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 
 from jobs.shell.session import spark_session
-from tests.patience import patient
+from tests.patience import patient, wait_until
 
 
 @pytest.mark.parametrize("variable", ["SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"])
@@ -23,6 +26,48 @@ def test_spark_connect_is_refused_before_anything_starts(variable: str, monkeypa
         spark_session("tests", "local[2]"),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.6\r\n", b"-ERR unknown command\r\n"]
+)
+def test_a_port_of_another_program_is_no_master(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def reply() -> None:
+            connection = server.accept()[0]
+            connection.sendall(answer)
+            connection.recv(1024)
+            connection.close()
+
+        thread = threading.Thread(target=reply)
+        thread.start()
+        master = f"spark://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(RuntimeError, match=f"^no Spark master answers at {master}: "), spark_session("", master):
+            pass
+        thread.join()
+
+
+def master_of_a_session(master: str) -> str:
+    with spark_session("tests", master) as spark:
+        return str(spark.sparkContext.master)
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.timeout(120)
+def test_a_standalone_master_is_found(in_fresh_process: Callable[..., Any], tmp_path: Path) -> None:
+    spark_class = Path(pyspark.__file__).parent / "bin/spark-class"
+    command = [spark_class, "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--webui-port", "0"]
+    log = tmp_path / "log"
+    with log.open("wb") as file, subprocess.Popen([*command, "--port", "0"], stderr=file) as process:
+        try:
+            wait_until(lambda: "Starting Spark master at" in log.read_text())
+            master = re.search(r"Starting Spark master at (\S+)", log.read_text())[1]  # type: ignore[index]
+            assert in_fresh_process(master_of_a_session, master) == master
+        finally:
+            process.terminate()
+    assert "Exception" not in log.read_text()
 
 
 @pytest.mark.long
