@@ -111,6 +111,7 @@ def _is_reported(output: str) -> bool:
     return "\n".join(lines[40:]) in output and lines[39] not in output and "an executor was here" in output
 
 
+@pytest.mark.long
 def test_a_timeout_shows_stacks_of_all_processes_and_logs(tmp_path: Path, project: Path) -> None:
     output = _pytest(tmp_path, project, {"conftest.py": CONFTEST, "child.py": CHILD, "test_it.py": HANGS}, "-n", "1")
     assert output.count("waits_for_nobody (child.py:5)") == 3, output

@@ -44,6 +44,7 @@ def test_a_report_with_tables_and_a_file_for_elsewhere(
     assert not (folder / "nowhere.db").exists()
 
 
+@pytest.mark.long
 def test_children_are_left_out_beside_others_unless_they_are_asked_for(record: Record) -> None:
     def seeds(*more: str) -> list[str]:
         assert cli.execute(["compare", "--experiment", "family", *more, "--save", "runs.json"]) == 0

@@ -176,6 +176,7 @@ def shown(notebook: Any, kind: str) -> list[str]:
     return [each.data[kind] for each in outputs(notebook) if kind in each.get("data", {})]
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(240)
 def test_prepare_and_look(spark: SparkSession, small_archive: Path, tmp_path: Path) -> None:

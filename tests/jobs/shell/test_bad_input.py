@@ -6,7 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,6 +79,11 @@ MISTAKES = {
     "a master that does not answer": Mistake(
         f"{TRAIN} --set launch.master=spark://127.0.0.1:9",
         "no Spark master answers at spark://127.0.0.1:9: is it running, and the address right?",
+        4,
+    ),
+    "a master that is another program": Mistake(
+        f"{TRAIN} --set launch.master=spark://127.0.0.1:PORT",
+        "no Spark master answers at spark://127.0.0.1:PORT: is it running, and the address right?",
         4,
     ),
     "no archive": Mistake("prepare --config smoke --set archive.root=/nope/x", "archive.root=/nope/x does not exist"),
@@ -238,8 +245,20 @@ print(json.dumps([answer(*each) for each in json.loads(sys.argv[1])]))
 
 
 @pytest.fixture(scope="module")
+def port_of_another_program() -> Iterator[int]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
 def answers(
-    small_dataset: Path, small_archive: Path, new_store: Callable[[Path], str], tmp_path_factory: pytest.TempPathFactory
+    small_dataset: Path,
+    small_archive: Path,
+    new_store: Callable[[Path], str],
+    port_of_another_program: int,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, tuple[str, list[Any]]]:
     """By mistake: the message that is expected, and code, output, errors and files of the command.
 
@@ -249,7 +268,12 @@ def answers(
     for name in ("cwd", "empty", "v1/BigEarthNet-v1.0/S2A_MSIL2A_20170613T101031_0_45"):
         (folder / name).mkdir(parents=True)
     (folder / "file").touch()
-    places = {"DATASET": small_dataset, "ARCHIVE": small_archive, "STORE": new_store(folder / "store.db")}
+    places = {
+        "DATASET": small_dataset,
+        "ARCHIVE": small_archive,
+        "STORE": new_store(folder / "store.db"),
+        "PORT": port_of_another_program,
+    }
 
     def filled(text: str) -> str:
         return functools.reduce(lambda made, place: made.replace(*map(str, place)), places.items(), text)

@@ -18,6 +18,7 @@ from tests.patience import patient
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(180)]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("new_interpreters")
 def test_the_time_for_a_last_checkpoint_is_configured(spark: SparkSession, mlflow_store: str) -> None:
     def stops_too_late() -> None:

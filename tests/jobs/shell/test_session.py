@@ -1,9 +1,7 @@
 import os
 import re
-import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,26 +24,6 @@ def test_spark_connect_is_refused_before_anything_starts(variable: str, monkeypa
         spark_session("tests", "local[2]"),
     ):
         pass
-
-
-@pytest.mark.parametrize(
-    "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.6\r\n", b"-ERR unknown command\r\n"]
-)
-def test_a_port_of_another_program_is_no_master(answer: bytes) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def reply() -> None:
-            connection = server.accept()[0]
-            connection.sendall(answer)
-            connection.recv(1024)
-            connection.close()
-
-        thread = threading.Thread(target=reply)
-        thread.start()
-        master = f"spark://127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(RuntimeError, match=f"^no Spark master answers at {master}: "), spark_session("", master):
-            pass
-        thread.join()
 
 
 def master_of_a_session(master: str) -> str:

@@ -108,6 +108,7 @@ def test_the_gradient_flows_through_what_is_kept():
     )
 
 
+@pytest.mark.long
 def test_the_served_model_has_dropout_of_keras_and_predicts_the_same(tmp_path):
     model, plain = build(0.3, 0.16), build()
     values = {variable.path: variable for variable in model.variables}

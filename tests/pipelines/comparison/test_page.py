@@ -279,7 +279,7 @@ def test_the_page_needs_nothing_else(page_of_grid: str) -> None:
     assert re.search(r"default-src 'none'[^\"]*; script-src( 'sha256-[\w+/=]{44}'){2}\">", page_of_grid)
 
 
-@pytest.mark.parametrize("datasets", [1, 10])
+@pytest.mark.parametrize("datasets", [1, pytest.param(10, marks=pytest.mark.long)])
 def test_the_page_of_200_trainings_is_at_most_6_megabytes(datasets: int) -> None:
     grey = [
         training(number, rate=1 + number / 100, best=0.9 - number / 1000, dataset=f"{number % datasets:016x}")

@@ -156,6 +156,7 @@ def test_an_interrupt_cancels_the_stage_and_reaches_the_caller(spark: SparkSessi
     assert BarrierRunner(spark, 2).run(len, "ab") == 2
 
 
+@pytest.mark.long
 def test_infrastructure_is_tried_again_after_a_wait_that_doubles(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

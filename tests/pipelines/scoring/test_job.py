@@ -141,7 +141,7 @@ def test_a_mended_row_of_a_table_has_the_parts_of_its_file_scored_again(images: 
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("as_dataset", [True, False])
+@pytest.mark.parametrize("as_dataset", [pytest.param(True, marks=pytest.mark.long), False])
 def test_predictions_join_their_table_by_its_key(
     spark: SparkSession, images: Path, tmp_path: Path, as_dataset: bool
 ) -> None:

@@ -155,7 +155,11 @@ def test_s3a_is_the_same_store(s3_folder: str) -> None:
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "EndpointConnectionError|no answer within"),
+        pytest.param(
+            {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"},
+            "EndpointConnectionError|no answer within",
+            marks=pytest.mark.long,  # after several attempts
+        ),
         ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "NoCredentialsError"),
     ],
 )

@@ -67,6 +67,7 @@ def test_sparsifier_sends_four_bytes_a_survivor(encode):
     assert message.row_lengths().numpy().tolist() == [4 + 4 * np.count_nonzero(remainder != VALUES)]
 
 
+@pytest.mark.long
 def test_ranks_round_independently(make_ring):
     # 8 ranks with one gradient: with shared random numbers the mean's variance would be that of one rank.
     gradient = np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32)

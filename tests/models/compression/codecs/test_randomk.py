@@ -16,6 +16,7 @@ def test_sends_the_mean_at_a_few_places_and_nothing_elsewhere(make_ring, random_
     assert np.count_nonzero(sent & (ring.exchange(gradients)[0] != 0)) < 60
 
 
+@pytest.mark.long
 def test_unbiased_without_error_feedback(make_ring):
     gradient = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
     ring = make_ring(1, "randomk", {"density": 0.1, "error_feedback": False})

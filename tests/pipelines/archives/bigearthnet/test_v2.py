@@ -293,6 +293,7 @@ def test_sentinel1_values_that_are_no_numbers(with_sentinel1: Path, value: float
         )
 
 
+@pytest.mark.long
 def test_real_patches_read_as_rasterio_reads_them(shared_data: Path) -> None:
     source = BigEarthNetV2(str(shared_data / "bigearthnet_v2"))
     paths = paths_of(source)

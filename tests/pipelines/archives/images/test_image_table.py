@@ -479,6 +479,7 @@ def check_not_prepared(config: RunConfig, table: DataFrame | None, message: str)
         prepare(config, table=table)
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_dataframe_that_cannot_be_prepared(spark: SparkSession, tmp_path: Path) -> None:
     frame = spark.createDataFrame([(b"x", 1)], "image binary, tag int").repartition(3)

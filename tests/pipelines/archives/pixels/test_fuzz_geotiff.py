@@ -68,6 +68,7 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
+@pytest.mark.long
 @pytest.mark.timeout(60 + VARIANTS // 20)
 @pytest.mark.parametrize("source", ["generated", "real"])
 def test_no_damaged_file_reads_otherwise_than_gdal_reads_it(

@@ -34,6 +34,7 @@ def test_whole_blocks_pass(tmp_path: Path, bands: int, interleave: str, options:
         check_blocks(str(path), source)
 
 
+@pytest.mark.long
 def test_no_damaged_bit_gives_other_pixels(tmp_path: Path) -> None:
     """GDAL alone takes one of nine: where the damaged bytes inflate to more than the block, it skips the checksum."""
     path = deflated(tmp_path / "band.tif")

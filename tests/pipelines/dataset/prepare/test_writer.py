@@ -26,6 +26,7 @@ def manifest(small_dataset: Path) -> Manifest:
     return read_manifest(small_dataset)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
 def test_petastorms_own_reader_sees_every_pixel_as_rasterio_does(
     small_dataset: Path, small_archive: Path, manifest: Manifest, split: str

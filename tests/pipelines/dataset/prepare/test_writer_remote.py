@@ -49,6 +49,7 @@ def test_a_finished_dataset_on_the_store_is_left_alone_and_another_is_refused(
     )
 
 
+@pytest.mark.long
 def test_a_remote_archive_gives_the_same_rows_and_its_bad_records_move_the_others_up(
     spark: SparkSession, s3_folder: str, tmp_path: Path
 ) -> None:

@@ -69,6 +69,7 @@ def test_bad_records_are_named_left_out_and_listed(spark: SparkSession, tmp_path
     assert not set(ids) & set(rejected)
 
 
+@pytest.mark.long
 def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
     spark: SparkSession, small_archive: Path, small_dataset: Path, tmp_path: Path
 ) -> None:
@@ -191,6 +192,7 @@ def attempt(plan: ShardPlan, archive: BigEarthNetV2, barrier: object, folder: Pa
     write_shard(plan, Together(archive, barrier), folder)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_two_attempts_at_the_same_time_leave_one_file(small_archive: Path, small_dataset: Path, tmp_path: Path) -> None:
     archive = BigEarthNetV2(str(small_archive))
     plan = plan_shards(archive, archive.index(), row_group_mib=1, row_groups_per_shard=2, seed=3)["train"][0]

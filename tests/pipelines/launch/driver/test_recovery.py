@@ -99,6 +99,7 @@ def run_with_spares(
     return BarrierRunner(spark, 2, spares=True, log_to_driver="none").run_all(job, str(folder), steps, fail)
 
 
+@pytest.mark.long
 def test_spares_take_over_and_survivors_stay_and_all_may_die_at_once(spark: SparkSession, tmp_path: Path) -> None:
     fail = killed_at((1, 3, 1), (0, 5, 1), (1, 7, 2), (0, 9, 2), (1, 9, 3))
     (first_pids, first, attempt), (second_pids, second, _) = run_with_spares(tmp_path, fail, spark, steps=12)
@@ -189,6 +190,7 @@ def test_without_spares_join_sets_the_time_of_one_operation_and_nothing_else(tmp
     assert runner.run_all(work) == [("9", True, False, ())] * 2
 
 
+@pytest.mark.long
 def test_a_smaller_attempt_grows_again_when_slots_are_back(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

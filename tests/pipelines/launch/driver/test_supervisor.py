@@ -263,6 +263,7 @@ def test_ranks_are_asked_to_stop_while_reports_come_faster_than_they_are_handled
     assert heard == list(range(len(heard))), "none is lost"
 
 
+@pytest.mark.long
 def test_a_rank_that_dies_ends_the_run_while_another_reports_faster_than_it_is_heard() -> None:
     channel = FakeChannel(2, {(0, Stop): [STOPPED]})
     supervisor = supervise(channel, on_report=lambda report: time.sleep(0.02))

@@ -336,6 +336,7 @@ def test_a_large_return_value_survives_a_broken_connection(channel: DriverChanne
         assert channel.result(0).read() == value
 
 
+@pytest.mark.long
 def test_a_task_that_waits_for_room_in_its_socket_notices_that_the_driver_hung_up() -> None:
     """Without that it connects again when the kernel next asks for room: up to two minutes later."""
     with socket.create_server(("127.0.0.1", 0)) as driver, tempfile.TemporaryFile() as file:

@@ -24,6 +24,7 @@ def block(mib: int) -> bytes:
     return os.environ["HOROVOD_RANK"].encode() * (mib * MIB)
 
 
+@pytest.mark.long
 def test_large_values_do_not_pass_through_the_jvm(spark: SparkSession) -> None:
     """Not through one that accepts 2 MiB of results, as one with a small heap accepts little."""
     conf = spark.sparkContext._jsc.sc().conf()

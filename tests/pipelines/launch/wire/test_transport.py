@@ -143,6 +143,7 @@ def test_a_closed_server_hangs_up_and_its_threads_end() -> None:
         echo.connect()
 
 
+@pytest.mark.long
 def test_a_stranger_that_sends_a_byte_now_and_then_has_no_more_time_than_a_silent_one(
     echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:

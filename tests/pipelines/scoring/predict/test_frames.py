@@ -158,6 +158,7 @@ def test_a_missing_column_is_named(frame: DataFrame, logged: Any) -> None:
     assert score_frame(frame, logged.uri, keep=("id", "bands_10m")).columns[:2] == ["id", "bands_10m"]
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.usefixtures("_use_store")
 def test_executors_of_another_code_are_refused(frame: DataFrame, logged: Any, monkeypatch: pytest.MonkeyPatch) -> None:

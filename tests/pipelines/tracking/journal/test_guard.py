@@ -23,6 +23,7 @@ with ended(TrackedRun(*sys.argv[1:])):
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_the_run_of_a_driver_that_is_killed_fails(run: TrackedRun, project: Path) -> None:
     client, command = MlflowClient(run.uri), [sys.executable, "-c", DRIVER, run.uri, run.run_id]

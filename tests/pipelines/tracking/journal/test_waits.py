@@ -122,6 +122,7 @@ def silent_server() -> Iterator[tuple[str, list[socket.socket]]]:
         connection.close()
 
 
+@pytest.mark.long
 def test_a_server_that_takes_connections_and_never_answers_is_asked_once(
     silent_server: tuple[str, list[socket.socket]], tmp_path: Path
 ) -> None:

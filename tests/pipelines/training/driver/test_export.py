@@ -108,6 +108,7 @@ def test_frozen_layers_have_no_average_and_another_dataset_gives_no_example(
     assert "dataset is another dataset than that of the run" in caplog.text
 
 
+@pytest.mark.long
 def test_layers_without_names_are_found_in_every_export_of_a_process(
     mlflow_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

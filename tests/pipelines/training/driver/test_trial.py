@@ -122,6 +122,7 @@ def test_variables_with_one_path_are_refused_where_something_is_kept_by_it(setti
         build_parts(chosen, MANIFEST)
 
 
+@pytest.mark.long
 def test_a_network_that_scales_normalised_images_is_told(caplog: pytest.LogCaptureFixture) -> None:
     try_parts(config_of("scaling"), MANIFEST)
     assert "layer theirs of the network scales its images, and gets those that are normalised" in caplog.text
@@ -164,6 +165,7 @@ def test_an_augmentation_is_tried_on_two_samples(augmentation: str, settings: li
         build_parts(chosen, MANIFEST)
 
 
+@pytest.mark.long
 def test_the_driver_tries_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         ValueError, match=r"^model\.path=somebodys_trial:network: the function raised TypeError: .*width"

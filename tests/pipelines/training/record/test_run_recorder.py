@@ -90,6 +90,7 @@ def test_a_resumed_training_keeps_where_the_steps_of_earlier_epochs_went(
     assert [row["epoch"] for row in PhaseTable(checkpoints, 12).add(ONE_RANK, epoch=4, step=16)] == [4]
 
 
+@pytest.mark.long
 def test_epochs_whose_journal_is_lost_are_written_from_the_checkpoint(
     run: TrackedRun, record_of: Make, client: MlflowClient, tmp_path: Path
 ) -> None:

@@ -137,7 +137,10 @@ def test_what_does_not_fit_the_dataset_or_the_run_is_refused(
         trained_sizes(config(*parts), eurosat_manifest(), 7)
 
 
-@pytest.mark.parametrize(("codec", "micro_batches"), [("none", 2), ("onebit", 1), ("powersgd", 1)])
+@pytest.mark.parametrize(
+    ("codec", "micro_batches"),
+    [("none", 2), *(pytest.param(each, 1, marks=pytest.mark.long) for each in ("onebit", "powersgd"))],
+)
 def test_a_step_of_a_size_is_compiled_when_it_is_needed_and_not_again(
     codec: str, micro_batches: int, manifest: Manifest, one_rank: Any
 ) -> None:

@@ -63,6 +63,7 @@ def flat(model: keras.Model) -> np.ndarray:
     return np.concatenate([np.ravel(variable) for variable in model.trainable_variables])
 
 
+@pytest.mark.long
 def test_an_overflow_in_any_micro_batch_skips_the_step_and_leaves_nothing_for_the_next_one(one_rank: Any) -> None:
     model, mode, scale = build("float16", one_rank, micro_batches=2)
     before = flat(model)
