@@ -79,8 +79,8 @@ def differing_rows(part: DatasetGroups) -> dict[str, Any]:
 def importance_of(part: DatasetGroups) -> dict[str, float]:
     """Return the share of the score's variance that each setting explains alone, the largest first, from 0 to 1.
 
-    It is epsilon squared, `max(0, 1 - (within / (n - k)) / (total / (n - 1)))`, over `n` trainings that ended well
-    and `k` values of the setting. `total` sums the squared distances of the scores to their mean, and `within` those to
+    It is epsilon squared, `max(0, 1 - (within / (n - k)) / (total / (n - 1)))`. `n` trainings ended well, and the
+    setting has `k` values. `total` sums the squared distances of the scores to their mean, and `within` those to
     the mean of the trainings with the same value. So a setting with many values gains nothing by their number. Shares
     of settings that were changed together overlap, and need not sum to 1.
 

@@ -1,8 +1,12 @@
 """The process of one rank: its task starts it, and it ends with the task.
 
-The process reads variables and the pickled function from standard input. Its arguments are descriptors: the pipes for
-messages and for orders, the file for stacks of a crash or a hang, the file for the return value, and the locked file
-of the temporary folder. With a spare, descriptors of the in-memory files that outlive this process follow.
+The process reads variables and the pickled function from standard input. Its arguments are descriptors, in this order:
+
+* the pipes for messages and for orders;
+* the file for stacks of a crash or a hang;
+* the file for the return value;
+* the locked file of the temporary folder;
+* with a spare, the in-memory files that outlive this process.
 """
 
 import faulthandler

@@ -126,7 +126,7 @@ class PushCounts:
 class ShardServer:
     """Serves one connection per worker, each in its own thread, until `close`.
 
-    In lock step the first N - b gradients of a step, with b backup workers, make one update with their mean, summed in
+    In lock step the mean of a step's first N - b gradients makes one update, with b backup workers. It is summed in
     worker order. Later gradients of that step are dropped. Otherwise each push is an update. A push is received
     completely before it is applied, under one lock. So a worker that dies during a push changes nothing. Nobody waits
     for a worker whose connection has ended.

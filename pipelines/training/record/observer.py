@@ -52,8 +52,9 @@ class StepMeasurements:
     def take(self, trained: EpochResult) -> NDArray[np.float64]:
         """Return this rank's mean seconds per measured step of an epoch, and start the next epoch.
 
-        The row `(1, 7)` has wall time, input, encode, collective (sending, receiving and waiting for other ranks),
-        decode, optimizer, and the time from the last gradient to the end of the step; see `StepFigures`.
+        The row `(1, 7)` has wall time, input, encode, collective, decode, optimizer, and the time from the last
+        gradient to the end of the step; see `StepFigures`. The collective is sending, receiving and waiting for other
+        ranks.
 
         Args:
             trained: The epoch.
