@@ -196,9 +196,9 @@ def test_a_file_is_refused_for_what_has_no_effect_in_it_and_what_it_holds_for_ot
     ):
         load(str(file))
     assert load(str(file), ["launch={num_workers: 2, retries: 1}", "exchange.codec=topk"]).prepare.seed == 3
-    # The archive's folder is missing: the settings complete the file, and are looked at with it.
-    file.write_text("archive: {kind: bigearthnet_v2}\nexchange: {codec: topk, warmup_steps: 5}\n")
-    assert load(str(file), ["archive.root=/x"]).exchange.warmup_steps == 5
+    # The archive's import path is missing: the settings complete the file, and are looked at with it.
+    file.write_text("archive: {kind: import}\nexchange: {codec: topk, warmup_steps: 5}\n")
+    assert load(str(file), ["archive.path=somewhere:Archive"]).exchange.warmup_steps == 5
     # So do values for its other runs.
     file.write_text("tracking: {experiment: mine}\nexchange: {bucket_mib: 2.0}\n")
     assert (

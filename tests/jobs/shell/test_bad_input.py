@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -140,6 +141,9 @@ MISTAKES = {
     "a folder without Java": Mistake(
         TRAIN, "JAVA_HOME=/nope has no bin/java: set JAVA_HOME to Java 17 or 21", env=("JAVA_HOME", "/nope")
     ),
+    "a Java that does not start": Mistake(
+        TRAIN, "Spark does not start: [JAVA_GATEWAY_EXITED]", 4, ("JAVA_HOME", "FOLDER/java")
+    ),
     "a kind of archive alone": Mistake("config --set archive.kind=table", "", 0),
     # What was answered well.
     "a verb": Mistake("trian --config smoke", "'trian' is not a verb: did you mean train?"),
@@ -219,6 +223,7 @@ MISTAKES = {
     ),
     "a name beyond all limits": Mistake(f"list --result {256 * 'x'}", "cannot be written: File name too long"),
 }
+STARTING_SPARK = ("Java 25", "a Java that does not start")
 _ANSWERS = """
 import json, os, shlex, sys, tempfile
 from pathlib import Path
@@ -268,6 +273,8 @@ def answers(
     for name in ("cwd", "empty", "v1/BigEarthNet-v1.0/S2A_MSIL2A_20170613T101031_0_45"):
         (folder / name).mkdir(parents=True)
     (folder / "file").touch()
+    (folder / "java/bin").mkdir(parents=True)
+    (folder / "java/bin/java").symlink_to(shutil.which("false") or "")
     places = {
         "DATASET": small_dataset,
         "ARCHIVE": small_archive,
@@ -297,9 +304,10 @@ def test_a_mistake_is_answered_in_one_line_before_spark_starts(
     message, (code, out, err, left) = answers[name]
     if name == "Java 25" and not JAVA_25:
         pytest.skip("needs a Java 25 beside the one of the tests")
-    assert (code, left, "starting Spark" in out) == (MISTAKES[name].code, [], name == "Java 25"), err
+    assert (code, left, "starting Spark" in out) == (MISTAKES[name].code, [], name in STARTING_SPARK), err
     assert message in err
-    own = [line for line in err.splitlines() if line and not line.startswith("WARNING: ")]  # which Java prints
+    lines = re.sub(r"^(WARNING: |.*/spark-class: ).*\n", "", err, flags=re.MULTILINE)  # of Java and of Spark's script
+    own = [line for line in lines.splitlines() if line]
     assert len(own) == (code != 0), err
 
 

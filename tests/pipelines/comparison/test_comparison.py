@@ -14,7 +14,16 @@ from mlflow import MlflowClient
 
 from pipelines.comparison.facts import chosen_metric, facts_of, peak_rate, warmup_text
 from pipelines.comparison.figures import GREY, STYLES, styles_of, variants_of
-from pipelines.comparison.groups import DatasetGroups, Group, Spread, baseline_of, best_group, default_target, parts_of
+from pipelines.comparison.groups import (
+    DatasetGroups,
+    Group,
+    Spread,
+    baseline_of,
+    best_group,
+    default_target,
+    named_keys,
+    parts_of,
+)
 from pipelines.comparison.run import (
     CURVE_GROUPS,
     CURVES,
@@ -30,6 +39,8 @@ from pipelines.tracking.store import queries
 from pipelines.tracking.store.recorded import RecordedRun, recorded_trainings
 
 Fabricate = Callable[..., str]
+
+TRUST = "optimizer.trust_coefficient"
 
 
 def read(experiment: str) -> list[ComparedRun]:
@@ -143,6 +154,12 @@ def test_a_setting_that_only_other_runs_tell_is_no_difference(fabricate: Fabrica
         assert "training.label_smoothing" not in part.differing
         cutout = [group.settings.get("input.augmentation.cutout") for group in part.groups]
         assert (cutout.count(None), cutout.count("0")) == (1, 2), "flips have none"
+
+
+def test_a_setting_that_follows_from_the_optimizer_is_named_where_only_it_tells_groups_apart() -> None:
+    sgd, lars, trusting = {"optimizer.name": "sgd"}, {"optimizer.name": "lars"}, {"optimizer.name": "lars", TRUST: "1"}
+    assert named_keys([sgd, trusting], ["optimizer.name", TRUST]) == ["optimizer.name"]
+    assert named_keys([sgd, lars, trusting], ["optimizer.name", TRUST]) == ["optimizer.name", TRUST]
 
 
 def test_readers_that_give_another_order_are_kept_apart(fabricate: Fabricate) -> None:

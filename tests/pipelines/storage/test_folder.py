@@ -1,3 +1,4 @@
+import errno
 import os
 import pickle
 import re
@@ -10,6 +11,7 @@ import pytest
 
 from pipelines.storage import folder as storage
 from pipelines.storage.folder import Location, StorageError
+from pipelines.storage.whole_files import disk_errors
 from tests.patience import patient
 
 
@@ -186,3 +188,10 @@ def test_silence_ends_after_some_seconds(s3_folder: str, monkeypatch: pytest.Mon
 def test_a_file_may_have_the_longest_name(tmp_path: Path, name: str) -> None:
     Location.at(tmp_path).write(name, b"content")
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_an_error_that_is_neither_of_space_nor_of_permission_stays_as_it_is() -> None:
+    error = OSError(errno.EIO, "Input/output error")
+    with pytest.raises(OSError, match="Input/output error") as caught, disk_errors("somewhere"):
+        raise error
+    assert caught.value is error
