@@ -36,9 +36,9 @@ PROBE = """(() => {
 def show_page(tmp_path: Path) -> Callable[..., tuple[dict[str, Any], Path]]:
     """Shows a page in a window of some width; what a script in it found, and a screenshot.
 
-    The script finds the widths of all images, of those that are visible and where each of these ends, by how much the
-    page is wider than the window, the number of the page's scripts, and the width of the window. Before that, it waits
-    for a promise of the test's own (`acted` is its value). `problems` are the browser's messages, `fetched` addresses.
+    The script finds the widths of all images and of the visible ones, and where each of these ends. It also finds the
+    window's width, by how much the page is wider, and the number of the page's scripts. Before that, it waits for a
+    promise of the test's own (`acted` is its value). `problems` are the browser's messages, `fetched` addresses.
     """
     if BROWSER is None:
         pytest.skip("chromium is not installed")

@@ -3,9 +3,9 @@
 Ours is the whole model on stored integers: upsampling of 120x120x12 in three image groups, or 224x224x3; 43 or 1,000
 outputs; LARS. Each row is a fresh process. The rival, where torch and timm are installed, is timm's `resnet50` under
 `torch.compile` with ready float32 images, channels last, and fused SGD. Float32 is as the frameworks run it, with TF32
-on cards that have it. The share of the peak is the arithmetic of convolutions and dense layers, forward and twice
-backward, over what the card's data sheet gives for that precision without sparsity. `--smoke` runs one small row of
-each. Without a GPU the result says why there is none.
+on cards that have it. The share of the peak is the arithmetic of convolutions and dense layers over the card's peak.
+The arithmetic is counted forward and twice backward. The peak is what the card's data sheet gives for that precision
+without sparsity. `--smoke` runs one small row of each. Without a GPU the result says why there is none.
 """
 
 import argparse

@@ -4,14 +4,14 @@
 
 Nothing is trained here: `grids/large_batch/train.sh` has the commands, which write `results/large_batch_<grid>.jsonl`
 and continue on any machine. Of each optimizer and global batch the table has the rate with the highest mean accuracy of
-those with most seeds, as the rate that is best on one seed gets more, and how many of the grids' rates were trained. A
-point of the picture is one training, and a line goes through the best means; trainings that are over 10 points below
-all of these are left out. `results/large_batch_rates.png` has all trainings, as accuracy over the rate, with lines
-through the means of the seeds.
+those with most seeds. The rate that is best on one seed gets more seeds. The table also says how many of the grids'
+rates were trained. A point of the picture is one training, and a line goes through the best means; trainings that are
+over 10 points below all of these are left out. `results/large_batch_rates.png` has all trainings, as accuracy over the
+rate, with lines through the means of the seeds.
 
-Three grids change one thing each, and a table of theirs has the difference to the training without the change, of the
-same optimizer, rate, global batch and seed: ablations and more epochs beside the grids above, codecs beside the float32
-exchange of their own grid. The network of the baseline (`claim.yaml`) has a table of its own.
+Three grids change one thing each. A table of theirs has the difference to the training without the change, of the same
+optimizer, rate, global batch and seed. Ablations and more epochs stand beside the grids above, codecs beside the
+float32 exchange of their own grid. The network of the baseline (`claim.yaml`) has a table of its own.
 
 `results/large_batch.csv` has a line for each training: steps beside epochs, and the steps after which the validation
 first reached 80 % (looked at after every second epoch). The last line is JSON: `best`, by optimizer and global batch

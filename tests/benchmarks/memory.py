@@ -1,8 +1,8 @@
 """Peak memory of a rank by the number of micro-batches per step: ResNet-50, in processes of their own.
 
-Accumulation keeps a sum of gradients beside what one batch needs, for any number of micro-batches. Two cases: a network
-of twice the usual width on one rank, so that one float32 gradient is large beside what two processes of the same kind
-differ by, and a global batch of 32,768 on two ranks. Rounds in turn; medians. `--smoke` takes a tiny network
+Accumulation keeps a sum of gradients beside what one batch needs, for any number of micro-batches. There are two cases.
+One is a network of twice the usual width on one rank: its float32 gradient is large beside the difference of two equal
+processes. The other is a global batch of 32,768 on two ranks. Rounds in turn; medians. `--smoke` takes a tiny network
 on two ranks once.
 """
 

@@ -3,13 +3,13 @@
     make bench NAME=modes
     make bench NAME=modes ARGS=--smoke
 
-The first part trains a ResNet-50 of 12 bands at batch 8 on two ranks in network namespaces, one core each, with 100
-Mbit/s between them: synchronous in float32 and with PowerSGD, and with `training.mode=local` for 8 and 32 steps between
-two exchanges. The second part trains the network of `convergence` on a fifth of CIFAR-10 over that link, one seed by
-each method, and takes the time in steps until a test accuracy is reached. Both need root. The third part trains a
-ResNet-50 with two workers by `groundswell train`, kills one at a step, and takes the time from the kill to the end of
-the next step: with `launch.recover=in_place`, and with a restart from a checkpoint of every step. It also has the time
-of a step before. In turn; medians.
+The first part trains a ResNet-50 of 12 bands at batch 8 on two ranks in network namespaces. Each has one core, and 100
+Mbit/s are between them. The modes are synchronous, in float32 and with PowerSGD, and `training.mode=local` with 8 and
+32 steps between two exchanges. The second part trains the network of `convergence` on a fifth of CIFAR-10 over that
+link, one seed by each method. It takes the time in steps until a test accuracy is reached. Both need root. The third
+part trains a ResNet-50 with two workers by `groundswell train`, and kills one at a step. It takes the time from the
+kill to the end of the next step. One case has `launch.recover=in_place`, the other a restart from a checkpoint of every
+step. It also has the time of a step before. In turn; medians.
 
 The last line is JSON. `--part NAME` measures one part. `--smoke` has no links, one death and a tiny network.
 """

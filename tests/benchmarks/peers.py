@@ -4,9 +4,9 @@
     make bench NAME=peers ARGS="--part reader"
     make bench NAME=peers ARGS=--smoke
 
-LitData, Grain with ArrayRecord, Lance, MosaicML Streaming and PyTorch are installed in an environment of their own in
-`build/peers`, with exact versions (`peer_parts/environment.py`), by the first run without `--smoke`. Petastorm and
-TensorFlow are in the project's.
+The first run without `--smoke` makes an environment in `build/peers`, with exact versions
+(`peer_parts/environment.py`). It has LitData, Grain with ArrayRecord, Lance, MosaicML Streaming and PyTorch. Petastorm
+and TensorFlow are in the project's.
 
 **Readers** (`--part reader`). 6,000 rows (ROWS) of 160 kB in three uint16 image groups, and labels, sorted by 19
 classes; batches of 256, shuffled, until each group is an array or tensor. Beside ours, with every row's checksum
@@ -15,28 +15,28 @@ memory, and nothing else. Each measurement is a process of its own, with two thr
 LitData's and Streaming's loaders with two workers, and once without any; Grain with two threads, each a whole batch;
 Lance's `take` in two threads; Petastorm with two; `tf.data` with two parallel calls. OMP_NUM_THREADS is 1 for all.
 LitData decodes single rows (`batch_decode=0`), since its default costs far more here. Petastorm gives int32. In turn,
-three rounds, medians; ratios are medians of the rounds' ratios. A process reads an epoch with none of its files in the
-page cache (cold rows/s, without the first batch, and the entropy of a batch's classes), another epoch that warms up,
-then 6 seconds. Processor time is that of the whole tree of processes in these seconds, as the kernel counts it for live
-processes and for children that have ended; start-up is not in it. One warm batch of each is compared with the rows that
-were written, by digests of the pixels.
+three rounds, medians; ratios are medians of the rounds' ratios. A process first reads an epoch with none of its files
+in the page cache. It gives the cold rows/s, without the first batch, and the entropy of a batch's classes. Another
+epoch warms up, and 6 seconds follow. Processor time is that of the whole tree of processes in these seconds. The kernel
+counts it for live processes and for children that have ended; start-up is not in it. One warm batch of each is compared
+with the rows that were written, by digests of the pixels.
 
 Who shuffles how: ours, Grain (an index shuffle) and Lance (a permutation that the caller draws, read by `take`) draw
 each batch from all rows. LitData shuffles chunks and the rows of a chunk. Streaming spreads shards over canonical nodes
 and shuffles rows in a range around their shard. TFRecord has a buffer of 512 rows, Petastorm shuffles row groups and
 the rows in them. The limit draws rows independently.
 
-Resumption: an epoch is read by one rank and by two, the state is saved after a third of the steps by the reader's own
-call, and the rest is read by two ranks and by one. `resume_bit_equal` says whether every step has the same rows, pixel
-by pixel, as the epoch that was not interrupted had; null: no such state. Lance leaves the permutation to the caller.
-Petastorm has none. A checkpoint of `tf.data` holds its buffer of rows, and belongs to one process.
+Resumption: an epoch is read by one rank and by two. After a third of the steps the reader's own call saves the state,
+and two ranks or one read the rest. `resume_bit_equal` says whether every step has the same rows, pixel by pixel, as the
+epoch that was not interrupted had; null: no such state. Lance leaves the permutation to the caller. Petastorm has none.
+A checkpoint of `tf.data` holds its buffer of rows, and belongs to one process.
 
-**Link** (`--part link`; needs root). Two network namespaces with a rank and a core each, 100 Mbit/s and 1 Gbit/s: the
-ResNet-50 of `compression` (12 bands, 120x120, batch 8), ours with the codecs none, fp16, bf16 and powersgd of rank 4,
-and PyTorch's DDP on Gloo in float32, with its fp16 and bf16 hooks and its PowerSGD hook of rank 4. DDP refuses its bf16
-hook on Gloo by name, so that it runs here behind another name; the PowerSGD hook has one bucket. The peer's network
-has as many parameters, takes ready float images, and has SGD with momentum; ours takes stored integers and has LARS.
-Median seconds of a step, the slower rank's; bytes by the interface's counter.
+**Link** (`--part link`; needs root). Two network namespaces have a rank and a core each, with 100 Mbit/s and 1 Gbit/s
+between them. They train the ResNet-50 of `compression` (12 bands, 120x120, batch 8). Ours has the codecs none, fp16,
+bf16 and powersgd of rank 4. PyTorch's DDP runs on Gloo in float32, with its fp16 and bf16 hooks and its PowerSGD hook
+of rank 4. DDP refuses its bf16 hook on Gloo by name, so that it runs here behind another name; the PowerSGD hook has
+one bucket. The peer's network has as many parameters, takes ready float images, and has SGD with momentum; ours takes
+stored integers and has LARS. Median seconds of a step, the slower rank's; bytes by the interface's counter.
 
 **A killed worker** (with the link). Seconds from `kill -9` of one of two workers to the end of the next step: ours as
 `modes` measures it, in place and by a restart from a checkpoint of every step, two rounds; the peer under torchrun with

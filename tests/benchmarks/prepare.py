@@ -3,8 +3,8 @@
     make bench NAME=prepare
     make bench NAME=prepare ARGS=--smoke
 
-Also measured: the memory of the executors' Python workers, and the time and memory to plan the 549,488 patches of the
-official metadata, where the sample data exists; otherwise those figures are null.
+Also measured: the memory of the executors' Python workers. Where the sample data exists, so are the time and memory to
+plan the 549,488 patches of the official metadata; otherwise those figures are null.
 
 The last line is JSON. `--smoke` prepares a few patches once and plans none; its figures mean nothing.
 """

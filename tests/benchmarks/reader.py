@@ -8,8 +8,8 @@ every row's checksum. Beside them, on the same rows: Petastorm's `make_petastorm
 `tf.data` pipeline over TFRecord, and the limit: numpy copies the same rows from mapped files into warm memory on 2
 threads, and does nothing else. Ours may exceed it, since its copies go past the processor's caches. Each measurement is
 a process of its own with the launcher's environment. All run in turn, several rounds. Also measured: two processes at
-once, a cold page cache, memory over ten epochs, how well the shuffles mix rows that are sorted by class, and the part
-of a ResNet-50 training step that waits for input in the first epoch, with `verify=first_epoch`.
+once, a cold page cache, memory over ten epochs, and how well the shuffles mix rows that are sorted by class. The last
+figure is the part of a ResNet-50 training step that waits for input in the first epoch, with `verify=first_epoch`.
 
 The last line is JSON. `--smoke` measures a few rows for a moment, all in one process; what needs several processes is
 null then, and the figures mean nothing.

@@ -5,12 +5,12 @@
 
 Sharded optimizer: two ranks of one core each train a ResNet-50 of 12 bands, with LARS (one moment) and with AdamW
 (two), with `training.mode={name: synchronous, shard_optimizer: true}` and without. Bytes are those of the variables of
-model and optimizer, as they lie in memory on the rank with the most, and 4 for a float32 gradient; the formula beside
-them is 8 + 4/N for each moment. The peak is that of the process's resident memory.
+model and optimizer in memory, on the rank with the most, and 4 for a float32 gradient. The formula beside them is 8 +
+4/N for each moment. The peak is that of the process's resident memory.
 
-Pipeline of two stages, beside two data-parallel ranks: both train a ResNet-50 on two ranks of one thread each, with the
-same global batch in the same micro-batches, in processes of their own, whose peak of resident memory is theirs alone.
-Memory is that of the rank that takes most, less what a rank holds before it makes the network.
+Pipeline of two stages, beside two data-parallel ranks: both train a ResNet-50 on two ranks of one thread each. The
+global batch and its micro-batches are the same. They run in processes of their own, whose peak of resident memory is
+theirs alone. Memory is that of the rank that takes most, less what a rank holds before it makes the network.
 
 Slow workers, with a parameter server and in lock step: three ranks train a small network (a ResNet-20 for CIFAR-10, 2
 samples each). Each step also sleeps: there are fewer cores than ranks, and sleeping stands for the computing of

@@ -5,11 +5,11 @@
     make bench NAME=scaling ARGS=--smoke
 
 The first part runs ranks in network namespaces with links of 100 Mbit/s and 1 Gbit/s. This machine has fewer cores than
-ranks, so computing is a *sleep* at every number of ranks: as long as a step of a ResNet-50 takes here at batch 4 by
-`make bench NAME=network`, and gradients are ready, bucket by bucket, at the moments that were measured there. A second
+ranks, so computing is a *sleep* at every number of ranks. It is as long as a step of a ResNet-50 takes here at batch 4
+by `make bench NAME=network`. Gradients are ready, bucket by bucket, at the moments that were measured there. A second
 thread serves the exchange while the first one sleeps. The exchange is real: codec, buckets, Horovod on Gloo; its
 gradients are 18 MB, as the memory of 8 ranks with 94 MB each is more than a machine may have. Every rank has the same
-*quota* of processor at every number of ranks (cgroup), so that 8 ranks on 2 cores encode as fast as 2 do. The model is
+*quota* of processor at every number of ranks (cgroup). So 8 ranks on 2 cores encode as fast as 2 do. The model is
 fitted at 2 ranks: collectives alone, encoding and decoding, and what a step takes beyond them. Then it predicts all
 others. It needs root. The ranks of a number are measured together; `--resume` keeps those in `outputs/scaling.json`,
 and with `--ranks` and no number nothing is measured again.

@@ -5,13 +5,13 @@
 
 A ResNet-50 is trained for one epoch on a generated archive. Ours reads a prepared dataset, or the raw archive, and
 writes Parquet, on `local[2]` with one thread each, in parts of 256 samples: small beside the default, but whole batches
-of 32, as nearly all of a default part are. `predict` runs in one process with two threads, its images in memory
-and warm. The two functions of MLflow and Spark get the dataset's columns by `flat_columns`, because they cannot read
-them, and write Parquet; they score fewer patches, in two tasks as ours. These columns are in memory before, which
-favours the two functions. The start of the session and the loading and conversion of models are left out everywhere. A
-converted model that `groundswell score` would refuse is left out. Rounds in turn (`ROUNDS`, 3); medians. `worker_mib`
-is the largest resident set that a Python worker has had, after Keras has scored a quarter of the dataset and after all
-of it.
+of 32, as nearly all of a default part are. `predict` runs in one process with two threads, its images in memory and
+warm. The two functions of MLflow and Spark get the dataset's columns by `flat_columns`, because they cannot read them,
+and write Parquet; they score fewer patches, in two tasks as ours. These columns are in memory before, which favours the
+two functions. The start of the session and the loading and conversion of models are left out everywhere. A converted
+model that `groundswell score` would refuse is left out. Rounds in turn (`ROUNDS`, 3); medians. `worker_mib` is the
+largest resident set of a Python worker. It is taken after Keras has scored a quarter of the dataset, and after all of
+it.
 
 The last line is JSON. `--smoke` scores a few patches with a tiny network; its figures mean nothing.
 """

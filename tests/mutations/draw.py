@@ -2,7 +2,7 @@
 
 A mutation is a small change of one place of the product. Four places are drawn in each of ten areas, from all places
 where an operator applies, with a fixed seed: nobody chooses them. `drawn.json` keeps what was drawn at one commit, as
-text that is replaced in a file, so that later commits can be compared with it (`run.py`).
+text that is replaced in a file. So later commits can be compared with it (`run.py`).
 """
 
 import ast

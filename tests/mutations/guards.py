@@ -26,7 +26,7 @@ class Guards:
         """The tests that run any line of a place, those that take the least time first.
 
         What runs when a module is imported runs once in a process. It belongs to all tests that run any line of the
-        file, and where the file has no functions, to those that run any line of a file that imports it.
+        file. Where the file has no functions, it belongs to those that run any line of a file that imports it.
         """
         found = self._tests_of_lines(place.path, project, place.lines)
         if place.runs_at_import:

@@ -1,8 +1,8 @@
 """Plugin of pytest: coverage's context is the test that runs, and how long each test takes alone.
 
 What a fixture of a module or of the session runs has a context of its own, and belongs to all tests that use the
-fixture: else it would belong to the first of them only. When pytest ends, each of its processes writes a file with the
-seconds of the tests that passed, and the tests of each such fixture (`measure.py` reads them).
+fixture: else it would belong to the first of them only. When pytest ends, each of its processes writes a file that
+`measure.py` reads. It has the seconds of the tests that passed, and the tests of each such fixture.
 """
 
 import json

@@ -121,9 +121,9 @@ def bytes_by_size(codecs, pair_shapes):
         pair_shapes: Of the gradients between two ranks; between more they are `shapes.SCALED`.
 
     Returns:
-        By name and number of ranks: by the interface's counter (`sent_bytes`, all control traffic included), by the
-        exchange's own count (`payload_bytes`), by the formula 2(N-1)/N of that, what gathering all payloads would cost,
-        and what the formula gives for float32.
+        Bytes by name and number of ranks. `sent_bytes` is the interface's counter, all control traffic included.
+        `payload_bytes` is the exchange's own count. Beside them stand the formula 2(N-1)/N of that, what gathering all
+        payloads would cost, and what the formula gives for float32.
     """
     table = {name: {} for name in codecs}
     for size in SIZES:

@@ -1,8 +1,8 @@
 """What is measured of a reader, whoever's it is: these functions need NumPy and psutil, and none of our packages.
 
 A reader is an iterator without end of `(rows, labels, images)`: how many rows the batch has, their labels `(batch,
-classes)`, and the images by group, `(batch, height, width, bands)`. A row is known by a digest of its pixels, so that
-two readers, or two runs of one reader, are compared by the bytes that they give.
+classes)`, and the images by group, `(batch, height, width, bands)`. A row is known by a digest of its pixels. So two
+readers, or two runs of one reader, are compared by the bytes that they give.
 """
 
 import hashlib
