@@ -269,7 +269,7 @@ def test_ctrl_c_says_how_to_continue_and_twice_ends_at_once(tmp_path: Path, twic
         cwd=tmp_path,
         start_new_session=True,  # as a terminal does, which signals the whole group
     )
-    wait_until(lambda: list(tmp_path.glob("my data.incomplete/*")) or process.poll() is not None, 200)
+    wait_until(lambda: list(tmp_path.rglob("*.parquet*")) or process.poll() is not None, 200)
     assert process.poll() is None, process.communicate()
     os.killpg(process.pid, signal.SIGINT)
     if twice:
