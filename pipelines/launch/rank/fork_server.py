@@ -5,7 +5,7 @@ request. Every later process is a fork of the server, and shares the imports and
 an operation of TensorFlow and never uses a GPU, because neither survives a fork.
 
 A request is one message on a Unix socket: a module for `python -m`, its arguments, environment, working folder, signal
-mask and descriptors. The answer is the process's number, and later its exit code.
+mask and descriptors. The answer is the process's number and pidfd, and later its exit code.
 """
 
 import gc
@@ -126,11 +126,12 @@ class ForkedProcess:
         try:
             self._socket.connect(address)
             socket.send_fds(self._socket, [json.dumps(request).encode()], [stdin, output, *descriptors])
-            answer = self._socket.recv(_MAXIMUM_ANSWER).decode()
+            # The process itself sends its pidfd: when its number arrives, it may have ended.
+            data, pidfds, *_ = socket.recv_fds(self._socket, _MAXIMUM_ANSWER, 1, socket.MSG_CMSG_CLOEXEC)
+            answer = data.decode()
             if not answer.isdecimal():
                 raise RefusedError(f"the fork server at {address} cannot fork this process: {answer or 'it has ended'}")
-            self.pid = int(answer)
-            self._pidfd = os.pidfd_open(self.pid)
+            self.pid, self._pidfd = int(answer), pidfds[0]
         except BaseException:
             self._socket.close()
             raise
@@ -222,7 +223,9 @@ class _ForkingServer:
             pid = os.fork()
             if pid == 0:
                 os.setsid()
-                connection.send(str(os.getpid()).encode())
+                pidfd = os.pidfd_open(os.getpid())
+                socket.send_fds(connection, [str(os.getpid()).encode()], [pidfd])
+                os.close(pidfd)
                 connection.close()
                 self._close_all()
                 return request, descriptors
