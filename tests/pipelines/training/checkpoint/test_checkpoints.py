@@ -1,5 +1,6 @@
 """From where a run continues, and when it refuses to; ranks that really die are in `tests/parallel`."""
 
+import gc
 import os
 import re
 import threading
@@ -61,8 +62,13 @@ def on_each_rank(size: int, function: Callable[[Ranks], Any]) -> list[Any]:
             barrier.abort()
             raise
 
-    with ThreadPoolExecutor(size) as pool:
-        futures = [pool.submit(call, rank) for rank in range(size)]
+    # CPython 3.11 mixes up `ast.parse` of two threads, which `np.load` calls, if the collector lets another one run.
+    gc.disable()
+    try:
+        with ThreadPoolExecutor(size) as pool:
+            futures = [pool.submit(call, rank) for rank in range(size)]
+    finally:
+        gc.enable()
     errors = [error for future in futures if (error := future.exception()) is not None]
     for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
         raise error
