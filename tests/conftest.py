@@ -309,7 +309,7 @@ def scaling_measurements() -> Callable[..., dict[str, Any]]:
     """Makes the content of a file for `groundswell estimate`, as a known model would have been measured.
 
     A step takes 0.1 s and 0.05 s for each image. An allreduce takes 5 ms, 1 ms for each hop, and its bytes at 90 % of
-    the link. An alltoall and an allgather take 60 %. A codec `small` sends a hundredth, and takes 0.08 s.
+    the link. An alltoall and an allgather send theirs at 60 %. A codec `small` sends a hundredth, and takes 0.08 s.
     """
 
     def make(ranks: tuple[int, ...] = (2,), noise: float = 0.0) -> dict[str, Any]:

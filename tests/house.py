@@ -1,8 +1,14 @@
 """What the product's files look like: python tests/house.py [PROJECT], as in `make check`.
 
-Prints each place where a folder or a file is too large, a folder has no map, or imports go in a circle. It also prints
-two classes of one name, and English that is not plain (phrases, the beginnings of docstrings). Outside of `modes/`
-nothing asks for the training mode, and only listed functions of `pipelines` take the whole configuration.
+It prints each place where one of these is true:
+
+* a folder or a file is too large;
+* a folder has no map;
+* imports go in a circle;
+* two classes have one name;
+* a phrase or the beginning of a docstring is not plain English;
+* something outside of `modes/` asks which training mode it has;
+* a function of `pipelines` takes the whole configuration and is not listed here.
 """
 
 import ast

@@ -13,9 +13,9 @@ machine all the same. The allocator settings are those that the launcher gives t
 The second part (`links`) makes two network namespaces with one rank and one core each. The link between them has 50
 Mbit/s to 1 Gbit/s, or no limit. It measures seconds of a training step, and bytes by the interface's counter, for every
 method, for Horovod's own fp32 and for its fp16. It also measures the bytes that a rank sends among 2, 4 and 8 ranks. If
-`GROUNDSWELL_TORCH=<folder>` names a folder with PyTorch, the exchange alone is measured beside its PowerSGD hook. It
-needs root. Every method and speed is a line in `outputs/compression_links/<method>.jsonl`; `--resume` keeps existing
-lines. meProp is not among the methods: it saves computation, and its gradients travel like any others.
+`GROUNDSWELL_TORCH=<folder>` names a folder with PyTorch, the exchange alone is measured beside PyTorch's PowerSGD hook.
+This part needs root. Every method and speed is a line in `outputs/compression_links/<method>.jsonl`; `--resume` keeps
+existing lines. meProp is not among the methods: it saves computation, and its gradients travel like any others.
 
 The last line is JSON: `methods` by name, and for each method its times at each speed and its bytes. What was not
 measured is null. `--smoke` measures three methods on a few small gradients, and nothing over links.

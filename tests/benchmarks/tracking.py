@@ -1,15 +1,19 @@
 """What recording costs a training with steps of 50 ms, and what an outage of MLflow costs it.
 
 A real `mlflow server` is killed, started again, made slow (each answer comes a second late) or made to answer with
-error 500. A small proxy does it at the start, in the middle and shortly before the end of a training. The steps only
-wait, so that whatever they wait longer is the record's. Rank 0's part and the driver's are those of a real training,
-with the retries that ranks have by default. A small model is logged.
+error 500. It is behind a small proxy. Outages are at the start, in the middle and shortly before the end of a training.
+The steps only wait, so that whatever they wait longer is the record's. Rank 0's part and the driver's are those of a
+real training, with the retries that ranks have by default. A small model is logged.
 
-The cost is a sum over the wall time. The sum is the time that steps waited for the record, what the figures add to a
-step's graph, and processor time. That is the time of the threads that record and sample. The delay of an outage is the
-time that steps and the end of the run waited for the record. The same time with a server that answers is subtracted.
-After each outage `groundswell sync`'s function writes what is left. All points are then compared with those that were
-recorded, and the order in which the server took them with the order of the steps.
+The cost is the sum of these times, divided by the wall time:
+
+* the time that steps waited for the record;
+* what the figures add to the graph of a step;
+* processor time of the threads that record and sample.
+
+The delay of an outage is the time that steps and the end of the run waited for the record. The same time with a server
+that answers is subtracted. After each outage `groundswell sync`'s function writes what is left. All points are then
+compared with those that were recorded, and the order in which the server took them with the order of the steps.
 
 `--smoke` takes few steps, and has each kind of outage once.
 """

@@ -62,10 +62,10 @@ def check_cluster(spark: SparkSession, num_workers: int, gpus_per_worker: int) -
             "barrier stages cannot run with dynamic allocation: set spark.dynamicAllocation.enabled=false"
         )
     check_local_gpus(str(spark.sparkContext.master), gpus_per_worker)
-    if gpus_per_worker and gpus_per_task(spark) < gpus_per_worker:
+    if gpus_per_worker and (given := gpus_per_task(spark)) < gpus_per_worker:
         raise RuntimeError(
-            f"gpus_per_worker={gpus_per_worker}, but Spark gives a task "
-            f"{conf.get(_TASK_GPUS, '0')} GPUs: set {_TASK_GPUS} and {_EXECUTOR_GPUS}"
+            f"gpus_per_worker={gpus_per_worker}, but Spark gives a task {counted(given, 'GPU')}: set {_TASK_GPUS} and "
+            f"{_EXECUTOR_GPUS}"
         )
     slots = count_slots(spark, num_workers)
     if slots < num_workers:

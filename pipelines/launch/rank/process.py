@@ -245,8 +245,8 @@ class RankProcess:
 def remove_abandoned_folders() -> None:
     """Remove the temporary folders of ranks whose task, guard and process have all died, as with their container.
 
-    Only folders of this user that were made on this host since it booted are removed. Their lock is held for it, which
-    a living owner prevents. No link is followed.
+    Only folders of this user that were made on this host since it booted are removed. A folder is removed only while
+    its lock is held, which a living owner prevents. No link is followed.
     """
     for path in Path(tempfile.gettempdir()).glob(f"groundswell-*/{_OWNER}"):
         with suppress(OSError), path.open() as owner:  # the owner lives, or another task removes the folder

@@ -33,10 +33,10 @@ class ParameterServer:
 
     `synchrony` says who waits for whom:
 
-        async    nobody waits; other workers may have changed the weights many times since the worker's fetch
-        ssp      a worker waits if it is more than `bound` steps ahead of the slowest one
-        backup   all workers wait for the first N - b gradients of each step. Their mean is applied as in `Synchronous`.
-                 Later gradients are dropped, and their workers skip steps that are complete.
+    * `async`: nobody waits. Other workers may have changed the weights many times since the worker's fetch.
+    * `ssp`: a worker waits if it is more than `bound` steps ahead of the slowest one.
+    * `backup`: all workers wait for the first N - b gradients of each step. Their mean is applied as in `Synchronous`.
+      Later gradients are dropped, and their workers skip steps that are complete.
 
     With `async` a worker may fetch and push every few steps (Downpour). Between two fetches it updates its own weights
     with its gradients, and it pushes their sum. The first `synchronous_steps` steps run in lock step, because late

@@ -93,6 +93,8 @@ def test_gpus_of_a_task() -> None:
     assert [gpus_per_task(session(**given)) for given in ({}, {amount: "1"}, {amount: "2"})] == [0, 1, 2]
     with pytest.raises(RuntimeError, match=r"gpu\.amount=0\.25 gives one GPU to 4 tasks, and NCCL .*amount=1"):
         gpus_per_task(session(**{amount: "0.25"}))
+    with pytest.raises(RuntimeError, match=r"^gpus_per_worker=2, but Spark gives a task 1 GPU: set spark\.task\."):
+        check_cluster(session(**{amount: "1"}), 1, 2)
 
 
 @pytest.mark.parametrize("owner", ["task", "executor"])
