@@ -36,7 +36,7 @@ def master_of_a_session(master: str) -> str:
 @pytest.mark.timeout(120)
 def test_a_standalone_master_is_found(in_fresh_process: Callable[..., Any], tmp_path: Path) -> None:
     spark_class = Path(pyspark.__file__).parent / "bin/spark-class"
-    command = [spark_class, "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--webui-port", "0"]
+    command = [str(spark_class), "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--webui-port", "0"]
     log = tmp_path / "log"
     with log.open("wb") as file, subprocess.Popen([*command, "--port", "0"], stderr=file) as process:
         try:
